@@ -152,6 +152,10 @@ def held(
         os.close(descriptor)
 
 
+class NoLocksError(ValueError):
+    """The system knows no file locks."""
+
+
 class _HeldHere:
     """Files that this process holds as often as it likes, and none that it forks."""
 
@@ -221,7 +225,7 @@ def _lock_on_windows(descriptor: int) -> bool:
     try:
         locking: Any = importlib.import_module("msvcrt")
     except ImportError:
-        raise ValueError(
+        raise NoLocksError(
             "this system has no file locks (neither fcntl nor msvcrt), so that one folder could be "
             "used twice at once; run motley on Linux, macOS or Windows"
         ) from None

@@ -37,7 +37,7 @@ from motley.config import (
     read_config,
     write_config,
 )
-from motley.files import drop_unfinished_line, held_here
+from motley.files import NoLocksError, drop_unfinished_line, held_here
 from motley.learning.checkpoint import checkpoints, load_training
 from motley.learning.fates import FateFile
 from motley.learning.learner import StepReport
@@ -267,10 +267,10 @@ def held_alone(folder: Path) -> Iterator[None]:
     with ExitStack() as held:
         try:
             ours = held.enter_context(held_here(folder / LOCK))
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
+        except (OSError, NoLocksError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
                 raise
-            ours = True  # a disk that knows no locks may be used all the same
+            ours = True  # a disk or a system that knows no locks may be used all the same
         if not ours:
             raise ValueError(
                 f"another process trains a crew in {folder}; wait until it ends, or stop it first, "

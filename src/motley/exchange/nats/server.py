@@ -31,7 +31,7 @@ from motley.exchange.nats.names import Names
 from motley.exchange.wire import MAX_RECORD_BYTES
 from motley.files import hold, replace
 
-START_S = 15.0
+START_S = 60.0  # for one that lives: on a busy machine, or a slow disk
 # What a server cannot take in while it runs. The disk is the bound of what is stored, and the hub
 # watches it; a share of the disk, which is the server's own default, would refuse streams whose
 # limits only together are more than it.
@@ -184,6 +184,7 @@ class Server:
                 return
         assert self._child
         self._child.kill()
+        self._child.wait()
         said = self._last_words.read_text(errors="replace").strip() or _last_line(
             self.folder / "server.log"
         )
