@@ -18,6 +18,7 @@ from motley.learning.hearing import Hearing
 from motley.learning.pace import pace_of
 from motley.learning.waiting import Round, StalenessWindow, Waiting
 from motley.peers.arrivals import Arrival, EarlyGroup, EarlyGroups
+from motley.trust.admitted import GroupPlace
 
 NAMES = ["full0", "full1", "full2", "full3"]
 
@@ -129,7 +130,7 @@ def test_the_crew_has_gone_on_when_a_quorum_has(
 def test_who_has_sent_later_rounds_that_are_not_held_is_ahead_too(task: Path) -> None:
     one, _ = patience(task, *EVERYONE_ELSE, ("full2", 1))
     assert not one.has_gone_on(0)
-    one._peer.early.add([EarlyGroup(2, "full3", Arrival(90, 0, 0.0))])
+    one._peer.early.add([EarlyGroup(GroupPlace("full3", 2, 0), Arrival(90, 0, 0.0))])
     assert one.has_gone_on(0)
 
 

@@ -19,6 +19,7 @@ from motley.learning.learner import StepReport
 from motley.learning.waiting import Wait
 from motley.peers.arrivals import MOST_BETWEEN, Arrival, EarlyGroup, EarlyGroups, read_again
 from motley.peers.peer import Peer
+from motley.trust.admitted import GroupPlace
 from peers.test_peer import begin, learn, peers_of, revived, share
 
 ROUNDS = 4
@@ -40,7 +41,7 @@ class CountingLog(MemoryLog):
 
 
 def early(round: int, sender: str, position: int = 1) -> EarlyGroup:
-    return EarlyGroup(round, sender, Arrival(position, 0, 0.0))
+    return EarlyGroup(GroupPlace(sender, round, 0), Arrival(position, 0, 0.0))
 
 
 def weights(peer: Peer) -> list[torch.Tensor]:
@@ -70,7 +71,7 @@ def test_only_groups_of_the_present_round_and_the_next_are_held(folder: Path) ->
     first, _ = sent_ahead(lockstep(folder), MemoryLog())
     held = Counter(c.group.round for c in first.waiting)
     assert held == {0: 2, 1: 2}
-    assert Counter(one.round for one in first.early) == {2: 2, 3: 2}
+    assert Counter(one.place.round for one in first.early) == {2: 2, 3: 2}
     for round in range(1, ROUNDS):
         share(first)
         assert isinstance(learn(first), StepReport)
@@ -118,7 +119,7 @@ def test_who_is_shut_out_is_not_learned_from_with_what_it_sent_ahead(folder: Pat
     first.receive()
     begin(config, log, "full1")
     first.receive()
-    assert {one.sender for one in first.early} == {"full2"}
+    assert {one.place.sender for one in first.early} == {"full2"}
     assert first.waiting.dropped == Counter({("full1", "revoked"): 2 * ROUNDS})
     assert len(first.waiting.let_go) == 2 * ROUNDS
 
@@ -155,7 +156,7 @@ def test_a_log_that_cannot_be_reached_for_them_loses_nothing(
     log.down = True
     with pytest.raises(LogError):
         first.choose()
-    assert Counter(one.round for one in first.early) == {2: 2, 3: 2}
+    assert Counter(one.place.round for one in first.early) == {2: 2, 3: 2}
     log.down = False
     with monkeypatch.context() as patch:
         patch.setattr(log, "read", lambda *_: [])  # a replica that lags behind
@@ -255,7 +256,7 @@ def test_near_ones_are_given_in_order_and_kept_until_they_are_held() -> None:
     groups.forget(4)
     assert [one.arrival.position for one in groups] == [9, 6]
     assert [one.arrival.position for one in groups.take_from({"a"})] == [6]
-    assert [one.sender for one in groups] == ["b"]
+    assert [one.place.sender for one in groups] == ["b"]
 
 
 # A flood in an async crew

@@ -766,7 +766,7 @@ def test_a_round_the_crew_does_not_have_is_refused(folder: Path) -> None:
     second.half.sampled_rounds = 2
     share(second, second)
     first.receive()
-    assert [(early.sender, early.round) for early in first.early] == [("full1", 2)] * 2
+    assert [early.place for early in first.early] == [("full1", 2, 0), ("full1", 2, 1)]
     assert first.admission.refused == Counter({("full1", "assignment"): 2})
 
 

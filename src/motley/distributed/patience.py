@@ -101,7 +101,7 @@ class Patience:
         others = set(crewmates) - {peer.me.name}
         quorum = max(LEAST_WITNESSES, self._station.config.quorum)
         ahead = {c.group.origin.peer for c in peer.waiting if c.group.round > round}
-        ahead.update(early.sender for early in peer.early)
+        ahead.update(early.place.sender for early in peer.early)
         closed = Round(round, crewmates, quorum, closed=True)
         there = {
             c.group.origin.peer

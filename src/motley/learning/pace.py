@@ -134,12 +134,12 @@ class Lockstep:
         return [name for name in round.crewmates if there[name] < self.config.problems_per_peer]
 
     def choose(self, waiting: Waiting, round: Round, again: Sequence[int] = ()) -> Wait | Take:
-        # The round decides, also again. Nothing is stale: how early a crewmate's groups came must
-        # not matter.
+        # Nothing is stale: how early a crewmate's groups came must not matter. What was refused
+        # before the crash, and is taken on trust now, comes too late for the round.
         ready = [
             replace(c, since=waiting.window.version)
             for c in waiting.whole_families(round)
-            if c.group.round == round.number
+            if c.group.round == round.number and (not again or c.position in again)
         ]
         authors = {c.group.origin.peer for c in ready if not c.group.branch}
         enough = not self.awaited(waiting, round) or (round.closed and len(authors) >= round.quorum)

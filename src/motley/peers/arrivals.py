@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from motley.exchange import Entry, Log
+from motley.trust.admitted import GroupPlace
 
 MOST_BETWEEN = 64  # records that are read for nothing rather than asked for anew
 MOST_AT_ONCE = 1024  # records in one answer of the log
@@ -27,8 +28,7 @@ class Arrival(NamedTuple):
 class EarlyGroup(NamedTuple):
     """A group that came long before its round."""
 
-    round: int
-    sender: str
+    place: GroupPlace
     arrival: Arrival
 
 
@@ -52,7 +52,7 @@ class EarlyGroups:
 
     def add(self, groups: Iterable[EarlyGroup]) -> None:
         for group in groups:
-            self._of_round.setdefault(group.round, []).append(group)
+            self._of_round.setdefault(group.place.round, []).append(group)
 
     def near(self, round: int) -> list[Arrival]:
         """Those of a round and before it."""
@@ -70,9 +70,9 @@ class EarlyGroups:
 
     def take_from(self, senders: Collection[str]) -> list[EarlyGroup]:
         """Let go of what is of these senders."""
-        gone = [early for early in self if early.sender in senders]
+        gone = [early for early in self if early.place.sender in senders]
         if gone:
-            self.restore([early for early in self if early.sender not in senders])
+            self.restore([early for early in self if early.place.sender not in senders])
         return gone
 
 

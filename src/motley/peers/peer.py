@@ -53,6 +53,7 @@ from motley.trust import (
     ReasonCount,
     RefusedRecord,
 )
+from motley.trust.admitted import GroupPlace
 from motley.trust.steadiness import FOR_REWARDS
 
 
@@ -81,6 +82,8 @@ class Peer:
     reader: Reader = field(init=False)
     arrived: list[tuple[Admitted, Arrival]] = field(default_factory=list)  # not waiting yet
     early: EarlyGroups = field(default_factory=EarlyGroups)
+    # by sender, the last round of which it was not heard although it had sent
+    missed: dict[str, int] = field(default_factory=dict)
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -179,23 +182,32 @@ class Peer:
             self.waiting.drop_at_once(group.origin.peer, "late", entry.position)
         elif self.scrutiny.is_muted(group.origin.peer):
             self.waiting.drop_at_once(group.origin.peer, "muted", entry.position)
+            self._miss(group.origin.peer, group.round)
         else:
             now_s = self.half.clock.now_s()
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
             since = made_with if own and made_with <= version else version
             arrival = Arrival(entry.position, since, now_s)
             if self.pace.is_early(group, self.learned_rounds):
-                self.early.add([EarlyGroup(group.round, group.origin.peer, arrival)])
+                self.early.add([EarlyGroup(GroupPlace.of(group), arrival)])
             else:
                 self.arrived.append((admitted, arrival))
 
     def let_go(self, senders: Collection[str], reason: str) -> None:
         """Learn from nothing more that these have sent, and count it under a reason."""
         if senders:
+            for c in self.waiting:
+                if c.group.origin.peer in senders:
+                    self._miss(c.group.origin.peer, c.group.round)
             self.waiting.drop(lambda c: c.group.origin.peer in senders, reason)
-            for early in self.early.take_from(senders):
-                self.waiting.drop_at_once(early.sender, reason, early.arrival.position)
+            for place, arrival in self.early.take_from(senders):
+                self.waiting.drop_at_once(place.sender, reason, arrival.position)
+                self._miss(place.sender, place.round)
             self.teaching.leave_out(senders)
+
+    def _miss(self, sender: str, round: int) -> None:
+        """Know that something of a sender's round is let go, which never comes again."""
+        self.missed[sender] = max(round, self.missed.get(sender, round))
 
     # Learning
 
@@ -208,8 +220,11 @@ class Peer:
 
     @property
     def crewmates(self) -> list[str]:
-        """Those of them for whom a round waits."""
-        return [name for name in self.senders if self.scrutiny.is_awaited(name)]
+        """Those of them for whom a round waits, as all of it may still come."""
+        awaited = [name for name in self.senders if self.scrutiny.is_awaited(name)]
+        if not self.pace.awaits_others:
+            return awaited
+        return [name for name in awaited if self.missed.get(name, -1) < self.learned_rounds]
 
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""
@@ -302,6 +317,7 @@ class Peer:
             waiting_again(state.waiting, self.log, self.reader), ReasonCount.counter(state.dropped)
         )
         self.early.restore(state.early)
+        self.missed = dict(state.missed)
         self.admitted.restore(state.complete, state.seen)
         self.admission.load_state(state.admission)
         heard = heard_again(state.scrutiny.heard, self.log, self.reader)
@@ -387,6 +403,7 @@ def _state_of(peer: Peer) -> PeerState:
         skills=learner.skills.means,
         unheard=peer.hearing.passed_by,
         early=list(peer.early),
+        missed=peer.missed,
     )
 
 
@@ -400,9 +417,16 @@ def _trust_rewards(peer: Peer) -> None:
     standing, version = peer.scrutiny.standing, peer.learner.policy.version
     for name in [n for n, s in standing.muted.items() if s.reason in FOR_REWARDS]:
         peer.scrutiny.pardon(name)
-    kept = refused_for_rewards(peer.admission.kept, version, peer.half.clock.now_s())
-    there = {c.position for c in peer.waiting}
-    for candidate in waiting_again(kept, peer.log, peer.reader):
-        wanted = peer.pace.wants(candidate.group, peer.learned_rounds)
-        if wanted and candidate.position not in there:
-            peer.waiting.add(candidate)
+    silenced = standing.muted.keys() | peer.admission.revoked
+    kept = [record for record in peer.admission.kept if record.sender not in silenced]
+    arrivals = refused_for_rewards(kept, version, peer.half.clock.now_s())
+    there = {early.place for early in peer.early} | {GroupPlace.of(c.group) for c in peer.waiting}
+    for c in waiting_again(arrivals, peer.log, peer.reader):
+        place = GroupPlace.of(c.group)
+        if place in there or not peer.pace.wants(c.group, peer.learned_rounds):
+            continue
+        there.add(place)
+        if peer.pace.is_early(c.group, peer.learned_rounds):
+            peer.early.add([EarlyGroup(place, Arrival(c.position, c.since, c.came_s))])
+        else:
+            peer.waiting.add(c)

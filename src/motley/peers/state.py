@@ -64,6 +64,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     memory: list[RememberedRollout] = []
     unheard: int = 0
     early: list[EarlyGroup] = []
+    missed: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def check_dtype(state: PeerState, name: str, dtype: str) -> None:
