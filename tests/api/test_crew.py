@@ -100,6 +100,20 @@ def test_who_leaves_the_loop_goes_on_where_it_was(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
+def test_a_loop_that_another_crew_has_overtaken_is_left_in_peace(tmp_path: Path) -> None:
+    left = small().rounds(tmp_path / "run")
+    next(left)
+    small().train(tmp_path / "run", progress=False)
+    before = metrics(tmp_path / "run")
+    left.close()
+    assert metrics(tmp_path / "run") == before
+    overtaken = small().rounds(tmp_path / "other")
+    next(overtaken)
+    small().train(tmp_path / "other", progress=False)
+    with pytest.raises(ValueError, match="another crew or process has gone on with"):
+        list(overtaken)
+
+
 def test_the_same_crew_goes_on_in_the_same_object(tmp_path: Path) -> None:
     crew = small()
     next(iter(crew.rounds(tmp_path / "run")))
@@ -240,6 +254,11 @@ def test_a_reward_that_is_more_than_its_name_is_not_written(reward: Any, tmp_pat
     with pytest.raises(ValueError, match="cannot be written to a file"):
         small(rewards=reward).write(tmp_path / "crew.toml")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_crew_is_written_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    crew = motley.Crew("tiny:0.3m", task="digits")
+    assert motley.Crew.read(crew.write(tmp_path / "new" / "crew.toml")).name == crew.name
 
 
 def test_a_written_crew_can_be_moved(tmp_path: Path) -> None:

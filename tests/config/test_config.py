@@ -25,6 +25,7 @@ from motley.models import opening
 from motley.models.named import may_be_mixed
 from motley.runs import checking
 from motley.runs.checking import check_config, is_mixed
+from motley.tasks import own_task
 
 CREW = """
 [crew]
@@ -1091,6 +1092,21 @@ def test_one_row_of_many_that_a_model_cannot_hold_is_found(
             assert words in unfit(config)
         else:
             check_config(config)
+
+
+def test_a_token_without_a_row_is_found_in_one_row_of_many(tmp_path: Path) -> None:
+    tokenizer = text_tokenizer()
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["ab"])
+    model = write_model(tmp_path / "model", tokenizer=tokenizer, vocab_size=rows)
+    problems = [{"prompt": f"a b {n}", "answer": "1"} for n in range(300)]
+    task = own_task([*problems, {"prompt": "ab", "answer": "2"}])
+    config = parse_config(
+        CREW.replace('task = "digits"', 'task = "file:rows.jsonl"')
+        + f'[[peer]]\nname = "x"\nmodel = "{model}"\n'
+    )
+    with pytest.raises(ValueError, match=rf"peer x: the tokenizer makes token {rows} \('ab'\)"):
+        check_config(config, task=task)
 
 
 def test_of_many_peers_that_are_alike_one_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

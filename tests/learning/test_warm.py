@@ -15,10 +15,10 @@ from motley.compute.graphs import scorer
 from motley.config import PeerConfig, Prompt, Warm
 from motley.learning import warm as warm_module
 from motley.learning.descent import LossScale, adam
-from motley.learning.warm import expected_accuracy, warm_start
+from motley.learning.warm import check_warm, expected_accuracy, warm_start
 from motley.models.opening import initial_policy
 from motley.models.policy import Policy
-from motley.tasks import Task, draw_problems, load_task
+from motley.tasks import Task, draw_problems, load_task, own_task
 
 WARM = Warm(accuracy={"compare": 0.3}, batch=16, lr=3e-3)
 TASK = load_task("digits", {"kinds": ["compare", "sort"], "levels": [2]})
@@ -113,6 +113,13 @@ def test_a_kind_the_task_does_not_have_is_refused(
         ValueError, match="warm names kinds the task does not have: spell; it has compare, sort"
     ):
         start(tmp_path, monkeypatch, Warm(accuracy={"spell": 0.3}))
+
+
+def test_problems_without_answers_are_not_taught() -> None:
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1) if n < 9 else ""} for n in range(20)]
+    task = own_task(rows, rewards=lambda completions: [0.0] * len(completions))
+    with pytest.raises(ValueError, match=r"warm teaches the answers .* '\d+\+1=' has none"):
+        check_warm(task, Warm(accuracy={"all": 0.5}))
 
 
 @pytest.mark.slow

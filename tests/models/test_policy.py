@@ -143,6 +143,13 @@ def test_peers_of_different_names_start_differently() -> None:
     assert not torch.equal(next(first.model.parameters()), next(second.model.parameters()))
 
 
+def test_an_adapter_on_layers_that_are_not_there_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"lora targets name 'c_attn', which no layer is called; it has q_proj, k"
+    ):
+        tiny_policy(TrainPart(lora=Lora(targets=("q_proj", "c_attn"))))
+
+
 def test_an_adapter_on_the_embeddings_is_refused() -> None:
     with pytest.raises(
         ValueError, match="lora targets name embed_tokens, which is no linear layer; leave it out"

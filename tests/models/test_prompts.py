@@ -240,8 +240,14 @@ def test_a_system_turn_of_the_rows_own_is_not_doubled() -> None:
 
 
 def test_messages_need_a_chat_template() -> None:
-    with pytest.raises(ValueError, match="prompts are chat messages, and the model has no chat"):
+    with pytest.raises(ValueError, match="prompt '2' is chat messages, and the model has no"):
         prompts(vocabulary=tiny_vocabulary()).ids(talk(("user", "2")))
+
+
+def test_shots_without_answers_are_refused() -> None:
+    task = own_task([{"prompt": f"{n}?"} for n in range(30)], rewards=lambda completions: [0.0])
+    with pytest.raises(ValueError, match="shots=2 shows problems with their answers, and '"):
+        prompts(Prompt(shots=2), task)
 
 
 def test_shots_of_messages_are_refused() -> None:

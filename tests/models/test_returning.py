@@ -111,6 +111,15 @@ def test_a_tensor_that_is_rounded_on_disk_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_weight_that_is_no_number_is_named_and_no_fault_of_the_architecture(
+    tmp_path: Path,
+) -> None:
+    policy = policy_of("llama")
+    policy.base.state_dict()["model.norm.weight"][0] = torch.nan
+    with pytest.raises(ValueError, match=r"^model\.norm\.weight of the model holds numbers that"):
+        check_returns(policy, tmp_path / "model")
+
+
 def test_a_model_that_its_configuration_does_not_describe_is_refused(tmp_path: Path) -> None:
     policy = policy_of("llama")
     policy.base.config.rms_norm_eps = 1.0  # its norms were made with another

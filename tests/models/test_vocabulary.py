@@ -252,6 +252,17 @@ def test_a_template_that_fails_is_named_as_the_cause(turns: list[dict[str, str]]
     assert "\n" not in str(caught.value)
 
 
+def test_a_token_that_the_model_has_no_row_for_is_named() -> None:
+    tokenizer = text_tokenizer()
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<think>"])
+    vocabulary = Vocabulary(tokenizer, size=rows)
+    assert vocabulary.is_larger_than_model
+    assert vocabulary.encode("think") == Vocabulary(text_tokenizer()).encode("think")
+    with pytest.raises(ValueError, match=rf"makes token {rows} \('<think>'\), .* 0 to {rows - 1} "):
+        vocabulary.encode("<think> 2")
+
+
 def test_without_a_template_there_is_no_chat() -> None:
     vocabulary = Vocabulary(text_tokenizer(None))
     assert not vocabulary.has_chat

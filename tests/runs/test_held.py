@@ -91,7 +91,7 @@ def test_a_run_that_another_process_went_on_with_is_not_gone_on_with_from_before
     _in_another_process(_go_on, folder / "run")
     left = _contents(folder / "run")
     for go_on in (lambda: next(crew.rounds()), crew.save):
-        with pytest.raises(ValueError, match=r"another process has gone on with .*run since"):
+        with pytest.raises(ValueError, match=r"another crew or process has gone on with .*run"):
             go_on()
     assert _contents(folder / "run") == left
 

@@ -97,6 +97,9 @@ def test_a_bad_line_is_named_by_its_number(third: str, words: str, tmp_path: Pat
 def test_too_few_problems_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has 1 problems; at least 2 are needed"):
         load_task(f"file:{write(tmp_path / 'p.jsonl', numbers(1))}", {})
+    for split in ("heldout", "ood"):
+        with pytest.raises(ValueError, match=f"^{split} has 0 problems; at least 1 is needed"):
+            own_task(numbers(9), **{split: []})
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

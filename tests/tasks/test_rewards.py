@@ -214,6 +214,20 @@ def test_a_function_that_cannot_be_called_is_refused_when_the_task_is_made(
         own_task(ROWS, rewards=[reward])
 
 
+def test_a_function_that_asks_for_answers_which_no_row_has_is_refused() -> None:
+    rows = [{"prompt": f"{n}+1=", "solution": str(n + 1)} for n in range(20)]
+
+    def right(completions: list[str], answer: list[str]) -> list[float]:
+        return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+    with pytest.raises(ValueError, match=r"asks for answer, which no row has; .*solution; name it"):
+        own_task(rows, rewards=right)
+    task = own_task(rows, rewards=right, fields={"answer": "solution"})
+    problem = task.draw(random.Random(0), "train", "all")
+    assert task.score([problem], [problem.answer]) == [1.0]
+    own_task(rows, rewards=lambda completions, answer="": [0.0])  # which it need not have
+
+
 def test_nothing_to_score_is_not_asked_for() -> None:
     def never(**given: Any) -> list[float]:
         raise AssertionError

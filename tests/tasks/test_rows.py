@@ -130,6 +130,11 @@ def test_a_cell_may_hold_newlines_commas_and_quotes_and_the_next_place_is_right(
         ("p.csv", "prompt,answer\nä,b\n".encode("latin-1"), r"p\.csv:2: this is not UTF-8"),
         ("p.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"p\.jsonl:2: this is not UTF-8"),
         ("p.jsonl", b'{"a": 1}\n{"a": \n', r"p\.jsonl:2: .*expected one JSON object per line"),
+        (
+            "p.json",
+            b'{"data": [{"a": 1}],\n"b": 2}',
+            r"one object, with the fields data, b;",
+        ),
         ("p.json", b'[{"a": 1}, 2]', r"p\.json row 2: this is a int; expected an array of objects"),
         (
             "p.jsonl",

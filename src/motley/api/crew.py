@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from motley.distributed.processes import ProcessCrew
 from motley.files import new_run_folder
 from motley.objectives import objective as known_objective
 from motley.reports.watching import watched
-from motley.runs.local import LocalCrew
+from motley.runs.local import GoneOnError, LocalCrew
 from motley.tasks import Split, Task, load_task, read_rows
 from motley.tasks.own import Rows
 from motley.tasks.rewards import Reward
@@ -120,6 +121,7 @@ class Crew:
         """
         path = as_path(path, "the crew file")
         self._check_named("be written to a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
         config = self._config_in(path.parent / f"{path.stem}_files")
         write_config(beside(config, path.parent), path)
         return path
@@ -145,7 +147,8 @@ class Crew:
                 if lines:
                     yield Round(lines[0].round, lines)
         except GeneratorExit:
-            crew.save()
+            with suppress(GoneOnError):  # another crew has, from where this one was
+                crew.save()
             if isinstance(crew, ProcessCrew):
                 self._crew = None  # its processes have ended
             raise

@@ -27,7 +27,7 @@ from motley.learning.descent import LossScale, adam
 from motley.learning.fitting import check_supported, explained_memory, fitting_budget
 from motley.models.policy import Policy, load_tensors, save_tensors
 from motley.records import Problem
-from motley.tasks import Task
+from motley.tasks import Task, ready_problems
 
 RECIPE = 3  # raise when a change here changes the weights it makes
 CHECK_EVERY = 3
@@ -43,6 +43,12 @@ def check_warm(task: Task, warm: Warm) -> None:
             f"warm names kinds the task does not have: {', '.join(unknown)}; it has "
             f"{', '.join(task.kinds)}"
         )
+    for problem in ready_problems(task, "train"):
+        if problem.kind in warm.of_kinds and not task.target(problem):
+            raise ValueError(
+                "warm teaches the answers that the problems bring, and "
+                f"{problem.prompt[:40]!r} has none; give every row one, or leave warm out"
+            )
 
 
 def warm_start(

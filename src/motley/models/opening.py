@@ -55,28 +55,33 @@ def check_peer(
     problems: Sequence[Problem],
     max_tokens: int = 0,
     hardest: Sequence[Problem] = (),
+    ready: Sequence[Problem] = (),
 ) -> Vocabulary:
     """Refuse, before any weights load, a model that is not there, a part of it that it has not, or
     problems it cannot hold.
 
     `max_tokens`: of a sampled answer; 0: nothing is sampled, and the problems' own answers must
-    fit. `hardest`: prompts that must fit too; their answers must be spelled.
+    fit. `hardest`: prompts that must fit too; their answers must be spelled. `ready`: all there
+    are, which are looked at where a tokenizer makes tokens that the model does not know.
     """
     vocabulary, max_positions = (
         _check_tiny(peer, rules) if is_tiny(peer.model) else _check_pretrained(peer, rules)
     )
-    prompts = Prompts.of(vocabulary, rules, task)
-    answers = [(len(prompts.answer_ids(p)), p) for p in problems if p.answer]
-    for problem in hardest:
-        if problem.answer:
-            prompts.answer_ids(problem)
-    longest, asked = max(
-        ((len(prompts.ids(p)), p.prompt) for p in (*problems, *hardest)), key=itemgetter(0)
-    )
+    others = [*hardest, *(ready if vocabulary.is_larger_than_model else ())]
+    try:
+        prompts = Prompts.of(vocabulary, rules, task)
+        asked = [(len(prompts.ids(p)), p.prompt) for p in (*problems, *others)]
+        answers = [(len(prompts.answer_ids(p)), p) for p in problems if p.answer]
+        for problem in others:
+            if problem.answer:
+                prompts.answer_ids(problem)
+    except ValueError as error:
+        raise ValueError(f"peer {peer.name}: {error}") from error
+    longest, prompt = max(asked, key=itemgetter(0))
     room = max_tokens or max((size for size, _ in answers), default=0)
     if longest + room > max_positions:
         raise ValueError(
-            f"peer {peer.name}: prompts of {longest} tokens, such as {asked[:40]!r}, and "
+            f"peer {peer.name}: prompts of {longest} tokens, such as {prompt[:40]!r}, and "
             f"{f'max_tokens={max_tokens}' if max_tokens else f'answers of {room}'} "
             f"do not fit the {max_positions} positions of {peer.model}; lower max_tokens, or "
             "shorten such prompts or leave them out"

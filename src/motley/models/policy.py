@@ -247,6 +247,13 @@ def _with_lora(model: PreTrainedModel, lora: Lora, seed: int) -> nn.Module:
                 f"lora targets name {name.rpartition('.')[2]}, which is no linear layer; leave it "
                 "out"
             )
+    linear = [n for n, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)]
+    for target in lora.targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            known = dict.fromkeys(name.rpartition(".")[2] for name in linear)
+            raise ValueError(
+                f"lora targets name {target!r}, which no layer is called; it has {', '.join(known)}"
+            )
     with torch.random.fork_rng(), _quiet_patterns():
         torch.manual_seed(seed)
         adapted = get_peft_model(

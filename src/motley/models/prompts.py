@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from motley.config import Prompt
-from motley.models.vocabulary import Turn, Vocabulary
+from motley.models.vocabulary import NoTemplateError, Turn, Vocabulary
 from motley.records import Message, Problem
 from motley.tasks import Task
 from motley.tasks.task import AS_IT_IS
@@ -97,6 +97,11 @@ class Prompts:
 
     def _is_chat(self, problem: Problem) -> bool:
         """A conversation is put to a model as one, whatever the style."""
+        if problem.messages and not self.vocabulary.has_chat:
+            raise NoTemplateError(
+                f"the prompt {problem.prompt[:40]!r} is chat messages, and the model has no chat "
+                "template; make the prompts text, or use an instruct model"
+            )
         return self.chat or bool(problem.messages)
 
     @property
@@ -137,11 +142,6 @@ class Prompts:
                 {"role": "user", "content": shot.prompt},
                 {"role": "assistant", "content": shot.answer},
             ]
-        if problem.messages and not self.vocabulary.has_chat:
-            raise ValueError(
-                "the task's prompts are chat messages, and the model has no chat template; make "
-                "the prompts text, or use an instruct model"
-            )
         return self.vocabulary.chat([*turns, *asked])
 
     def _examples(self, problem: Problem) -> list[Shot]:
@@ -159,6 +159,11 @@ def _shots(task: Task, kind: str, count: int) -> list[Shot]:
     shots: dict[str, Shot] = {}
     for number in range(100 * count):
         problem = task.draw(random.Random(f"shot/{number}"), "train", kind)
+        if not task.target(problem):
+            raise ValueError(
+                f"shots={count} shows problems with their answers, and {problem.prompt[:40]!r} has "
+                "none; give every row one, or leave shots out"
+            )
         if problem.messages:
             raise ValueError(
                 f"shots={count} with prompts that are chat messages; put the examples into the "

@@ -70,6 +70,12 @@ def check_returns(policy: Policy, folder: Path) -> None:
         {name for name in own.keys() & back.keys() if not _same(own[name], back[name])}
         | (own.keys() ^ back.keys())
     )
+    for name in otherwise:
+        if name in own and own[name].is_floating_point() and not own[name].isfinite().all():
+            raise ValueError(
+                f"{name} of the model holds numbers that are not finite; take an earlier "
+                "checkpoint of it, or another model"
+            )
     if otherwise:
         raise _refusal(
             policy, f"{len(otherwise)} tensors differ, such as {', '.join(otherwise[:3])}"

@@ -68,7 +68,10 @@ class Vocabulary:
         self.begin: tuple[int, ...] = tuple(
             i for i in tokenizer.encode("") if i not in self.end_ids
         )
-        table = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
+        ids = tokenizer.get_vocab()
+        # some tokens have no row in the model
+        self.is_larger_than_model: bool = max(ids.values(), default=0) >= self.size
+        table = json.dumps(sorted(ids.items()), ensure_ascii=True)
         self.fingerprint: str = hashlib.sha256(table.encode()).hexdigest()[:16]
 
     @property
@@ -82,12 +85,22 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """Ids of a text and nothing around it."""
         if self._fast is None:
-            return list(self.tokenizer.encode(text, add_special_tokens=False))
-        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+            return self._with_rows(list(self.tokenizer.encode(text, add_special_tokens=False)))
+        ids = self._with_rows(self._fast.encode(text, add_special_tokens=False).ids)
         if not self._spells_all and self.tokenizer.unk_token_id in ids:
             raise ValueError(
                 f"the vocabulary cannot spell {text!r}; tiny models know digits, the words of the "
                 "digits task and +-*,<>= only, but for tiny:NAME/bytes, which spells any text"
+            )
+        return ids
+
+    def _with_rows(self, ids: list[int]) -> list[int]:
+        if self.is_larger_than_model and (beyond := [i for i in ids if i >= self.size]):
+            token = self.tokenizer.convert_ids_to_tokens(beyond[0])
+            raise ValueError(
+                f"the tokenizer makes token {beyond[0]} ({token!r}), and the model has rows for "
+                f"0 to {self.size - 1} only; give it more with "
+                "model.resize_token_embeddings(len(tokenizer)), and save it again"
             )
         return ids
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
 from motley.compute.support import why_unknown
@@ -32,7 +34,9 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
     objective(config.crew.objective, config.crew.variant, config.objective)
     _check_success(config, task)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
-    hardest = [p for split in task.splits for p in hardest_to_hold(ready_problems(task, split))]
+    by_split = [ready_problems(task, split) for split in task.splits]
+    hardest = [p for ready in by_split for p in hardest_to_hold(ready)]
+    ready = [*chain(*by_split)]
     vocabularies = {}
     checked: dict[bytes, Vocabulary] = {}  # a peer without its name: of many alike, one is enough
     for peer in config.students:
@@ -41,7 +45,7 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
             if alike not in checked:
                 _check_bits(peer)
                 checked[alike] = check_peer(
-                    peer, config.prompt, task, problems, config.sampling.max_tokens, hardest
+                    peer, config.prompt, task, problems, config.sampling.max_tokens, hardest, ready
                 )
             vocabularies[peer.name] = checked[alike]
         if mine in (None, peer.name):

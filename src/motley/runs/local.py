@@ -56,6 +56,10 @@ class CrewState(msgspec.Struct, frozen=True, kw_only=True):
     peers: dict[str, PeerState]
 
 
+class GoneOnError(ValueError):
+    """The run of a crew was gone on with by another one."""
+
+
 class LocalCrew:
     """Peers in turn. `rounds()` trains; every yielded list has one metrics line per peer."""
 
@@ -193,8 +197,8 @@ class LocalCrew:
         round is sampled, where a step awaits everyone.
         """
         with held_alone(self.folder):
-            self._check_alone()
             while not self.finished:
+                self._check_alone()
                 # where a step awaits everyone, everyone samples before anyone learns
                 together = self._pace.awaits_others
                 lines = self._round_together() if together else self._round_in_turn()
@@ -208,9 +212,9 @@ class LocalCrew:
     def _check_alone(self) -> None:
         """That nobody has gone on with the run since this crew did, while it was not held."""
         if self._run.metrics.stat().st_size != self._run.metrics_bytes:
-            raise ValueError(
-                f"another process has gone on with {self.folder} since; what it trained is there: "
-                "resume the folder to go on behind it"
+            raise GoneOnError(
+                f"another crew or process has gone on with {self.folder} since; what it trained is "
+                "there: resume the folder to go on behind it"
             )
 
     def save(self) -> None:

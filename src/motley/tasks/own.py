@@ -72,15 +72,17 @@ class OwnTask(Collection):
         self._form, self._equal = form, equal
         self.instruction = INSTRUCTIONS[form]
         reader = _Reader(fields, compared=rewards is None)
-        train = reader.problems(sets["train"], least=1 if "heldout" in sets else 2)
+        least = 1 if "heldout" in sets else 2
+        train = reader.problems(sets["train"], "the data", least)
         heldout, ood = (
-            reader.problems(sets[split], least=1) if split in sets else []
+            reader.problems(sets[split], split, least=1) if split in sets else []
             for split in ("heldout", "ood")
         )
         self._columns = sorted({name for p in (*train, *heldout, *ood) for name in p.columns})
         _name_leaks(train, heldout)
         if rewards:
-            rewards.check(self._columns)
+            has_answers = any(p.answer for p in (*train, *heldout, *ood))
+            rewards.check([*self._columns, *(["answer"] if has_answers else [])])
         super().__init__(split_sets(train, heldout, ood, source), source, named)
 
     def target(self, problem: Problem) -> str:
@@ -224,10 +226,10 @@ class _Reader:
             )
         self._fields, self._compared = fields, compared
 
-    def problems(self, source: Rows, least: int) -> list[Problem]:
+    def problems(self, source: Rows, called: str, least: int) -> list[Problem]:
         rows = placed_rows(source)
         if len(rows) < least:
-            named = source if isinstance(source, str | Path) else "the data"
+            named = source if isinstance(source, str | Path) else called
             raise ValueError(
                 f"{named} has {len(rows)} problems; at least {least} "
                 + ("are needed, one to learn from and one held out" if least > 1 else "is needed")

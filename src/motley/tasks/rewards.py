@@ -59,12 +59,13 @@ class RewardFunction:
 
     def check(self, columns: Iterable[str]) -> None:
         """Refuse a function that asks for what no row has."""
-        known = {"prompts", "completions", "answer", *columns}
+        known = {"prompts", "completions", *columns}
         missing = [name for name in self._wanted.required if name not in known]
         if missing:
+            named = '; name it, as in fields = { answer = "solution" }'
             raise ValueError(
                 f"reward {self.name} asks for {', '.join(missing)}, which no row has; it can have "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(known))}{named if 'answer' in missing else ''}"
             )
 
     def call(self, prompts: Sequence[Any], completions: Sequence[str], columns: Columns) -> Any:

@@ -159,6 +159,12 @@ def _of_json(path: Path) -> list[PlacedRow]:
     """An array of objects; or an object a line, as some call JSON what is JSONL."""
     text = path.read_bytes().decode("utf-8-sig")
     if not text.lstrip().startswith("["):
+        with suppress(msgspec.DecodeError):
+            whole = _decoded(text, dict)
+            raise ValueError(
+                f"{path}: this is one object, with the fields {', '.join(whole) or 'none'}; "
+                "expected an array of objects"
+            )
         return _lines(path, text)
     try:
         rows = _decoded(text, list)
