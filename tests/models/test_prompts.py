@@ -147,7 +147,7 @@ def test_problems_of_different_kinds_with_the_same_words_are_not_confused() -> N
 def test_more_shots_than_there_are_problems_are_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"shots=100, and kind 'sort' has only \d+ different problems to show; use fewer",
+        match=r"shots=100, and kind 'sort' has only \d+ different problems with answers to show",
     ):
         prompts(Prompt(shots=100))
 
@@ -244,10 +244,12 @@ def test_messages_need_a_chat_template() -> None:
         prompts(vocabulary=tiny_vocabulary()).ids(talk(("user", "2")))
 
 
-def test_shots_without_answers_are_refused() -> None:
-    task = own_task([{"prompt": f"{n}?"} for n in range(30)], rewards=lambda completions: [0.0])
-    with pytest.raises(ValueError, match="shots=2 shows problems with their answers, and '"):
-        prompts(Prompt(shots=2), task)
+def test_shots_are_of_problems_with_answers() -> None:
+    rows = [{"prompt": f"{n}?", "answer": "4" if n % 2 else ""} for n in range(30)]
+    made = prompts(Prompt(shots=3), own_task(rows, rewards=lambda completions: [0.0]))
+    assert [shot.answer for shot in made.shots["all"]] == ["4"] * 3
+    with pytest.raises(ValueError, match="has only 0 different problems with answers to show"):
+        prompts(Prompt(shots=3), own_task(rows[::2], rewards=lambda completions: [0.0]))
 
 
 def test_shots_of_messages_are_refused() -> None:

@@ -44,7 +44,7 @@ def check_warm(task: Task, warm: Warm) -> None:
             f"{', '.join(task.kinds)}"
         )
     for problem in ready_problems(task, "train"):
-        if problem.kind in warm.of_kinds and not task.target(problem):
+        if problem.kind in warm.of_kinds and not problem.answer:
             raise ValueError(
                 "warm teaches the answers that the problems bring, and "
                 f"{problem.prompt[:40]!r} has none; give every row one, or leave warm out"

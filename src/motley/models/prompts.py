@@ -159,20 +159,16 @@ def _shots(task: Task, kind: str, count: int) -> list[Shot]:
     shots: dict[str, Shot] = {}
     for number in range(100 * count):
         problem = task.draw(random.Random(f"shot/{number}"), "train", kind)
-        if not task.target(problem):
-            raise ValueError(
-                f"shots={count} shows problems with their answers, and {problem.prompt[:40]!r} has "
-                "none; give every row one, or leave shots out"
-            )
         if problem.messages:
             raise ValueError(
                 f"shots={count} with prompts that are chat messages; put the examples into the "
                 "messages, or make the prompts text"
             )
-        shots.setdefault(problem.prompt, Shot(problem.prompt, task.target(problem)))
+        if problem.answer:
+            shots.setdefault(problem.prompt, Shot(problem.prompt, task.target(problem)))
         if len(shots) == count:
             return list(shots.values())
     raise ValueError(
-        f"shots={count}, and kind {kind!r} has only {len(shots)} different problems to show; use "
-        "fewer"
+        f"shots={count}, and kind {kind!r} has only {len(shots)} different problems with "
+        "answers to show; use fewer"
     )
