@@ -54,7 +54,7 @@ def test_a_crews_checkpoint_of_version_0_5_is_read_with_all_that_it_holds(
 
 NEW = {  # since 0.5
     *("scrutiny", "copies", "in_a_row", "signed_in_a_row", "signed", "undecided"),
-    *("skills", "meetings", "prefixes", "memory", "unheard", "early", "forks"),
+    *("skills", "meetings", "prefixes", "memory", "unheard", "early", "missed", "forks"),
 }
 
 

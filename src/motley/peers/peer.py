@@ -82,8 +82,7 @@ class Peer:
     reader: Reader = field(init=False)
     arrived: list[tuple[Admitted, Arrival]] = field(default_factory=list)  # not waiting yet
     early: EarlyGroups = field(default_factory=EarlyGroups)
-    # by sender, the last round of which it was not heard although it had sent
-    missed: dict[str, int] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)  # last round let go of, by sender
     weights: Publications | None = None  # of a learner, for its samplers
 
     def __post_init__(self, hub: bytes) -> None:
@@ -182,7 +181,7 @@ class Peer:
             self.waiting.drop_at_once(group.origin.peer, "late", entry.position)
         elif self.scrutiny.is_muted(group.origin.peer):
             self.waiting.drop_at_once(group.origin.peer, "muted", entry.position)
-            self._miss(group.origin.peer, group.round)
+            _miss(self, group.origin.peer, group.round)
         else:
             now_s = self.half.clock.now_s()
             # Of versions that were lost with a folder, this peer's own groups are as a stranger's.
@@ -196,18 +195,7 @@ class Peer:
     def let_go(self, senders: Collection[str], reason: str) -> None:
         """Learn from nothing more that these have sent, and count it under a reason."""
         if senders:
-            for c in self.waiting:
-                if c.group.origin.peer in senders:
-                    self._miss(c.group.origin.peer, c.group.round)
-            self.waiting.drop(lambda c: c.group.origin.peer in senders, reason)
-            for place, arrival in self.early.take_from(senders):
-                self.waiting.drop_at_once(place.sender, reason, arrival.position)
-                self._miss(place.sender, place.round)
-            self.teaching.leave_out(senders)
-
-    def _miss(self, sender: str, round: int) -> None:
-        """Know that something of a sender's round is let go, which never comes again."""
-        self.missed[sender] = max(round, self.missed.get(sender, round))
+            _let_go(self, senders, reason)
 
     # Learning
 
@@ -221,10 +209,7 @@ class Peer:
     @property
     def crewmates(self) -> list[str]:
         """Those of them for whom a round waits, as all of it may still come."""
-        awaited = [name for name in self.senders if self.scrutiny.is_awaited(name)]
-        if not self.pace.awaits_others:
-            return awaited
-        return [name for name in awaited if self.missed.get(name, -1) < self.learned_rounds]
+        return [n for n in self.senders if self.scrutiny.is_awaited(n) and not _misses(self, n)]
 
     def awaited(self) -> list[str]:
         """Whose groups of the present round are not all there; in async, nobody's."""
@@ -351,6 +336,27 @@ def _let_in(peer: Peer) -> None:
     arrived, peer.arrived = peer.arrived, []
     for candidate in candidates_of(arrived, peer.reader):
         peer.waiting.add(candidate)
+
+
+def _let_go(peer: Peer, senders: Collection[str], reason: str) -> None:
+    for c in peer.waiting:
+        if c.group.origin.peer in senders:
+            _miss(peer, c.group.origin.peer, c.group.round)
+    peer.waiting.drop(lambda c: c.group.origin.peer in senders, reason)
+    for place, arrival in peer.early.take_from(senders):
+        peer.waiting.drop_at_once(place.sender, reason, arrival.position)
+        _miss(peer, place.sender, place.round)
+    peer.teaching.leave_out(senders)
+
+
+def _miss(peer: Peer, sender: str, round: int) -> None:
+    """Know that something of a sender's round is let go, which never comes again."""
+    peer.missed[sender] = max(round, peer.missed.get(sender, round))
+
+
+def _misses(peer: Peer, sender: str) -> bool:
+    """Whether something of the present round was let go."""
+    return peer.pace.awaits_others and peer.missed.get(sender, -1) >= peer.learned_rounds
 
 
 def _call_up(peer: Peer) -> None:
