@@ -134,13 +134,17 @@ class Lockstep:
         return [name for name in round.crewmates if there[name] < self.config.problems_per_peer]
 
     def choose(self, waiting: Waiting, round: Round, again: Sequence[int] = ()) -> Wait | Take:
-        # Nothing is stale: how early a crewmate's groups came must not matter. What was refused
-        # before the crash, and is taken on trust now, comes too late for the round.
+        # The round decides, also again. Nothing is stale: how early a crewmate's groups came must
+        # not matter.
         ready = [
             replace(c, since=waiting.window.version)
             for c in waiting.whole_families(round)
-            if c.group.round == round.number and (not again or c.position in again)
+            if c.group.round == round.number
         ]
+        # What was refused before the crash, and is taken on trust now, comes too late for it.
+        before = [c for c in ready if c.position in again]
+        if again and len(before) == len(again):
+            ready = before
         authors = {c.group.origin.peer for c in ready if not c.group.branch}
         enough = not self.awaited(waiting, round) or (round.closed and len(authors) >= round.quorum)
         if not ready or not enough:
