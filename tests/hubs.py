@@ -23,7 +23,10 @@ def local_place() -> Place:
 
 
 class AtWork:
-    """A hub that ticks on another thread, from now until `pause` or the end of a `with`."""
+    """A hub that ticks on another thread, from now until `pause` or the end of a `with`.
+
+    A hub is of one thread: meanwhile it is asked over the wire, as its owner asks it, or looked at.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub

@@ -445,9 +445,10 @@ def test_a_node_elsewhere_that_was_away_knows_who_came_and_went_when_it_is_back(
         eventually(lambda: all(is_admitted("a", identity("a"), url) for url in urls))
         nodes.pop().close()
         enrol("b")
-        hub.revoke("a")
-        path = home.folder / "nodes" / "node-3.json"
-        nodes.append(FarAtWork(path, tmp_path / path.stem))
+    hub.revoke("a")
+    path = home.folder / "nodes" / "node-3.json"
+    nodes.append(FarAtWork(path, tmp_path / path.stem))
+    with AtWork(hub):
         eventually(lambda: all(is_admitted("b", identity("b"), url) for url in urls))
         eventually(lambda: not any(is_admitted("a", identity("a"), url) for url in urls))
 

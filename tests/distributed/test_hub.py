@@ -640,7 +640,7 @@ def test_an_order_is_not_carried_out_again_by_a_hub_that_was_started_anew(home: 
 
 def test_an_invitation_is_good_until_its_end_by_the_hubs_clock(home: Household, hub: Hub) -> None:
     for days, error in ((-1.0, "was good until"), (1.0, ""), (0.0, "")):
-        hub.invite("a", days)
+        give_order(home.folder, Order("invite", "a", days=days))
         invitation = home.invitation("a")
         assert bool(invitation.expires_s) == bool(days)
         answer = ask(hub.office.connection, Enrolment.ask("crew", invitation, identity(f"{days}")))
