@@ -25,7 +25,7 @@ def kind(name: str) -> str:
         return "*fp32"
     if name in HALF:
         return "*fp16"
-    if name == "pages":
+    if name in ("pages", "facts"):
         return "*i32"
     if name in ("is_end", "ended"):
         return "*i1"
@@ -76,8 +76,8 @@ def few_rows_kind(name: str, out: str) -> str:
 def main() -> None:
     sizes = {}
     either = (False, True)
-    for normed, turns, shares in itertools.product(either, either, (1, 16)):
-        sizes[f"attend, normed {normed}, turns {turns}, shares {shares}"] = compiled(
+    for normed, turns, shared in itertools.product(either, either, either):
+        sizes[f"attend, normed {normed}, turns {turns}, shared {shared}"] = compiled(
             attention._attend,
             1,
             3,
@@ -89,9 +89,8 @@ def main() -> None:
             BLOCK=64,
             KEYS=32,
             TURNS=turns,
-            SHARES=shares,
-            LEAST=4,
-            EARLY=not turns or shares > 1,
+            SHARED=shared,
+            EARLY=not turns or shared,
         )
     # a number that is 1 is known to the compiler
     sizes["attend, wide, rows of one page"] = compiled(
@@ -107,10 +106,10 @@ def main() -> None:
         BLOCK=128,
         KEYS=32,
         TURNS=True,
-        SHARES=16,
-        LEAST=4,
+        SHARED=True,
         EARLY=True,
     )
+    sizes["look up"] = compiled(attention._look_up, 1, 3)
     for size in (64, 128):
         sizes[f"join, size {size}"] = compiled(
             attention._join, 1, 3, SIZE=size, SHARES=16, BLOCK=size, EARLY=True

@@ -15,25 +15,52 @@ import triton.language as tl
 from torch import Tensor
 
 from motley.compute.layers import Layer
-from motley.engines.few_rows import SMALLEST_PRODUCT, early, fetch, follow
+from motley.engines.few_rows import SMALLEST_PRODUCT, early, follow, multiprocessors
 from motley.engines.room import Room
 
 # One program reads a row's keys block after block, which takes its time however idle the GPU is. So
-# several share them, as long as there are no more programs than this in all.
-PROGRAMS = 2048
+# several share them, as long as a multiprocessor holds all of its programs at once.
+HELD_PROGRAMS = 4  # of a multiprocessor at once
 LEAST_KEYS = 128  # of a share, before there is another; half as many where programs are few
 FEW_PROGRAMS = 32
 MOST_SHARES = 16
-MOST_EARLY = 32  # lanes with which it starts early: more fetch so much ahead that it costs more
+MOST_EARLY = 32  # lanes with which it starts early; with more that brings nothing
+FACTS = tl.constexpr(8)  # numbers of a lane, of which five are used: they begin where they align
 
 
-def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
+def look_up(row_B: Tensor, room: Room) -> Tensor:
+    """[B, FACTS], int32: what each lane works for, once for all layers of a step.
+
+    That is its row, the place of the row's newest token, the row's prompt, how long that is, and
+    whether the row has ended. Lane b works for row `row_B[b]`, whose newest token is number
+    `count_R[row]`, the first being 1.
+    """
+    fact_BF = torch.empty(len(row_B), FACTS.value, dtype=torch.int32, device=row_B.device)
+    _look_up[(len(row_B),)](
+        row_B, room.count_R, room.ended_R, room.prompt_R, room.length_P, fact_BF, num_warps=1
+    )
+    return fact_BF
+
+
+@triton.jit
+def _look_up(rows, counts, ended, prompt_of, lengths, facts):
+    lane = tl.program_id(0)
+    row = tl.load(rows + lane)
+    prompt = tl.load(prompt_of + row)
+    fact = facts + lane * FACTS
+    tl.store(fact, row.to(tl.int32))
+    tl.store(fact + 1, tl.load(counts + row).to(tl.int32) - 1)
+    tl.store(fact + 2, prompt.to(tl.int32))
+    tl.store(fact + 3, tl.load(lengths + prompt).to(tl.int32))
+    tl.store(fact + 4, tl.load(ended + row).to(tl.int32))
+
+
+def attend(qkv_BE: Tensor, fact_BF: Tensor, layer: Layer, room: Room) -> Tensor:
     """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's
     and the row's own, which stand in pages.
 
-    Lane b works for row `row_B[b]`, whose newest token is number `count_R[row]`, the first being 1.
-    Where there are few lanes, several programs share a row's keys. For a row that has ended no kept
-    key is read: nobody looks at what comes of it.
+    `fact_BF`: what `look_up` says of the lanes. Where there are few, several programs share a row's
+    keys. For a row that has ended no kept key is read: nobody looks at what comes of it.
     """
     prompt_2PHTd, own_2GHTd = room.prompt_L2PHTd[layer.index], room.own_L2GHTd[layer.index]
     kv_heads, head_dim = prompt_2PHTd.shape[2], prompt_2PHTd.shape[4]
@@ -43,7 +70,8 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
     longest = room.size.prompt_tokens + room.size.tokens
     if layer.window is not None:  # which begins and ends within a block
         longest = min(longest, layer.window + room.page)
-    shares = num_shares(len(qkv_BE) * kv_heads, longest)
+    programs = len(qkv_BE) * kv_heads
+    shares = num_shares(programs, longest, qkv_BE.device)
     found = _place_for(shares, out_BHd)
     _attend[(len(qkv_BE), kv_heads, shares)](
         qkv_BE,
@@ -52,11 +80,7 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         prompt_2PHTd,
         own_2GHTd,
         room.page_RJ,
-        row_B,
-        room.count_R,
-        room.ended_R,
-        room.prompt_R,
-        room.length_P,
+        fact_BF,
         cos_Td,
         sin_Td,
         cos_Td if layer.query_norm is None else layer.query_norm.weight,
@@ -69,6 +93,8 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         layer.scaling,
         2**30 if layer.window is None else layer.window,
         0.0 if layer.query_norm is None else layer.query_norm.eps,
+        shares,
+        _least_blocks(programs, room.page),
         HEADS=heads,
         KV_HEADS=kv_heads,
         SIZE=head_dim,
@@ -77,8 +103,7 @@ def attend(qkv_BE: Tensor, row_B: Tensor, layer: Layer, room: Room) -> Tensor:
         BLOCK=max(SMALLEST_PRODUCT, triton.next_power_of_2(head_dim)),
         KEYS=room.page,
         TURNS=room.takes_turns,
-        SHARES=shares,
-        LEAST=_least_blocks(len(qkv_BE) * kv_heads, room.page),
+        SHARED=shares > 1,
         num_warps=1,
         # what shared memory holds of keys and values
         num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
@@ -93,12 +118,12 @@ def _least_blocks(programs: int, page: int) -> int:
     return max(1, LEAST_KEYS // (2 if programs <= FEW_PROGRAMS else 1) // page)
 
 
-def num_shares(programs: int, longest: int) -> int:
+def num_shares(programs: int, longest: int, device: torch.device) -> int:
     """Into how many the keys of a row are dealt out, where so many programs would read all of a
-    row's, of which there are at most `longest`: a power of two.
+    row's, of which there are at most `longest`.
     """
-    wanted = min(PROGRAMS // programs, longest // LEAST_KEYS, MOST_SHARES)
-    return 1 << max(0, wanted.bit_length() - 1)
+    held = HELD_PROGRAMS * multiprocessors(device)
+    return max(1, min(held // programs, longest // LEAST_KEYS, MOST_SHARES))
 
 
 def _place_for(shares: int, out_BHd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,15 +147,16 @@ def _join_shares(
         weight_BHS,
         mixed_BHSd,
         out_BHd,
+        shares,
         SIZE=head_dim,
-        SHARES=shares,
+        SHARES=triton.next_power_of_2(shares),
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
         **early(out_BHd.device, len(out_BHd) <= MOST_EARLY),
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shares", "least"])
 def _attend(
     qkv,
     out,
@@ -140,11 +166,7 @@ def _attend(
     prompts,
     own,
     pages,
-    rows,
-    counts,
-    ended,
-    prompt_of,
-    lengths,
+    facts,
     cosines,
     sines,
     query_scale,
@@ -157,6 +179,8 @@ def _attend(
     scaling,
     window,
     eps,
+    shares,
+    least,  # blocks of a share
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -165,53 +189,41 @@ def _attend(
     BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     TURNS: tl.constexpr,  # whether pages are where the table says, and not in order
-    SHARES: tl.constexpr,
-    LEAST: tl.constexpr,  # blocks of a share
+    SHARED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     lane = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     share = tl.program_id(2)
-    row = tl.load(rows + lane)
-    newest = tl.load(counts + row).to(tl.int32) - 1  # its place among the row's own tokens
-    prompt = tl.load(prompt_of + row)
-    length = tl.load(lengths + prompt).to(tl.int32)
+    # What a lane works for was looked up, and what older tokens left was there, before this layer.
+    fact = facts + lane * FACTS
+    row = tl.load(fact).to(tl.int64)
+    newest = tl.load(fact + 1)
+    prompt = tl.load(fact + 2).to(tl.int64)
+    length = tl.load(fact + 3)
+    has_ended = tl.load(fact + 4) != 0
     position = length + newest
+    # Blocks of what is seen: of the prompt from `oldest` on, then of the row's own, by pages.
+    oldest = tl.maximum(position + 1 - window, 0)
+    own_oldest = tl.maximum(oldest - length, 0)
+    own_begin = own_oldest // KEYS * KEYS
+    prompt_blocks = tl.cdiv(tl.maximum(length - oldest, 0), KEYS)
+    blocks = prompt_blocks + tl.cdiv(tl.maximum(newest - own_begin, 0), KEYS)
+    blocks = tl.where(has_ended, 0, blocks)
+    each = tl.maximum(tl.cdiv(blocks, shares), least) if SHARED else blocks
+    since = share * each
+    till = tl.minimum(since + each, blocks)
+    prompt_keys = prompts + ((prompt * KV_HEADS + head) * prompt_room + oldest) * SIZE
+    follow(EARLY)
     member = tl.arange(0, GROUP)
     in_group = member < HEADS // KV_HEADS
-    # What older tokens left, and where they stand, was there before this step.
-    if SHARES > 1:
-        at_share = (lane * HEADS + head * (HEADS // KV_HEADS) + member) * SHARES + share
-        since, till, prompt_blocks, oldest, _, own_begin = _deal(
-            share, length, newest, window, ended + row, KEYS, SHARES, LEAST
-        )
-        if EARLY and SIZE % 8 == 0:
-            _fetch_kept(
-                prompts + ((prompt * KV_HEADS + head) * prompt_room + oldest) * SIZE,
-                prompt_values,
-                own,
-                own_values,
-                pages,
-                row * row_pages,
-                head,
-                own_begin,
-                since,
-                till,
-                prompt_blocks,
-                prompt_room - oldest,
-                page_room,
-                SIZE=SIZE,
-                KV_HEADS=KV_HEADS,
-                KEYS=KEYS,
-                TURNS=TURNS,
-            )
-        follow(EARLY)
+    at_head = lane * HEADS + head * (HEADS // KV_HEADS) + member
+    if SHARED:
+        at_share = at_head * shares + share
         if (share > 0) & (since >= till):  # nothing is left for it
             tl.store(highests + at_share, tl.full([GROUP], -1.0e30, tl.float32), mask=in_group)
             tl.store(weights + at_share, tl.zeros([GROUP], tl.float32), mask=in_group)
             return
-    else:
-        follow(EARLY)
 
     # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is
     # negative.
@@ -258,139 +270,57 @@ def _attend(
     highest = tl.where(share == 0, highest, -1.0e30)
     weight = tl.zeros([GROUP], tl.float32) + first
     mixed = tl.zeros([GROUP, BLOCK], tl.float32) + value.to(tl.float32)[None, :] * first
-    # Not earlier where one share has all: that takes registers.
-    since, till, prompt_blocks, oldest, own_oldest, own_begin = _deal(
-        share, length, newest, window, ended + row, KEYS, SHARES, LEAST
-    )
     number = tl.arange(0, KEYS)
-    for part in tl.static_range(2):
-        if part == 0:
-            values = prompt_values
-            oldest_seen = oldest
-            end = length
-            begin = oldest + since * KEYS
-            stop = tl.minimum(oldest + till * KEYS, end)
-        else:
-            values = own_values
-            oldest_seen = own_oldest
-            end = newest
-            begin = own_begin + tl.maximum(since - prompt_blocks, 0) * KEYS
-            stop = tl.minimum(own_begin + tl.maximum(till - prompt_blocks, 0) * KEYS, end)
-        for start in range(begin, stop, KEYS):
-            if part == 0:
-                keys = prompts + ((prompt * KV_HEADS + head) * prompt_room + start) * SIZE
-            else:
-                page = row * row_pages + start // KEYS
-                if TURNS:
-                    page = tl.load(pages + page).to(tl.int64)
-                keys = own + (page * KV_HEADS + head) * page_room * SIZE
-            seen = (start + number >= oldest_seen) & (start + number < end)
-            at = number.to(tl.int64) * SIZE
-            key_DK = tl.load(
-                keys + at[None, :] + place[:, None], mask=seen[None, :] & real[:, None], other=0.0
-            )
-            value_KD = tl.load(
-                keys + values + at[:, None] + place[None, :],
-                mask=seen[:, None] & real[None, :],
-                other=0.0,
-            )
-            score = tl.where(
-                seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30
-            )
-            higher = tl.maximum(highest, tl.max(score, 1))
-            chance = tl.exp2(score - higher[:, None])
-            faded = tl.exp2(highest - higher)
-            weight = weight * faded + tl.sum(chance, 1)
-            mixed = mixed * faded[:, None] + tl.dot(
-                chance.to(value_KD.dtype), value_KD, input_precision="ieee"
-            )
-            highest = higher
+    at = number.to(tl.int64) * SIZE
+    for block in range(since, till):
+        is_prompt = block < prompt_blocks
+        own_block = block - prompt_blocks
+        start = tl.where(is_prompt, oldest + block * KEYS, own_begin + own_block * KEYS)
+        page = row * row_pages + own_begin // KEYS + own_block
+        if TURNS:
+            page = tl.load(pages + page, mask=own_block >= 0, other=0).to(tl.int64)
+        keys = tl.where(
+            is_prompt,
+            prompt_keys + block * KEYS * SIZE,
+            own + (page * KV_HEADS + head) * page_room * SIZE,
+        )
+        values = keys + tl.where(is_prompt, prompt_values, own_values)
+        seen = start + number >= tl.where(is_prompt, oldest, own_oldest)
+        seen &= start + number < tl.where(is_prompt, length, newest)
+        key_DK = tl.load(
+            keys + at[None, :] + place[:, None], mask=seen[None, :] & real[:, None], other=0.0
+        )
+        value_KD = tl.load(
+            values + at[:, None] + place[None, :], mask=seen[:, None] & real[None, :], other=0.0
+        )
+        score = tl.where(
+            seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30
+        )
+        higher = tl.maximum(highest, tl.max(score, 1))
+        chance = tl.exp2(score - higher[:, None])
+        faded = tl.exp2(highest - higher)
+        weight = weight * faded + tl.sum(chance, 1)
+        mixed = mixed * faded[:, None] + tl.dot(
+            chance.to(value_KD.dtype), value_KD, input_precision="ieee"
+        )
+        highest = higher
 
-    at_head = lane * HEADS + head * (HEADS // KV_HEADS) + member
-    if SHARES == 1:
-        at_out = out + at_head[:, None] * SIZE + place[None, :]
+    at_out = out + at_head[:, None] * SIZE + place[None, :]
+    if not SHARED:
         tl.store(at_out, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=is_member)
     else:
-        at_share = at_head * SHARES + share
         tl.store(highests + at_share, highest, mask=in_group)
         tl.store(weights + at_share, weight, mask=in_group)
         tl.store(mixes + at_share[:, None] * SIZE + place[None, :], mixed, mask=is_member)
 
 
-@triton.jit
-def _fetch_kept(
-    prompt_keys,
-    prompt_values,
-    own,
-    own_values,
-    pages,
-    first_page,
-    head,
-    own_begin,
-    since,
-    till,
-    prompt_blocks,
-    prompt_left,
-    page_room,
-    SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    KEYS: tl.constexpr,
-    TURNS: tl.constexpr,
-):
-    """The first blocks of a share into the GPU's cache, a thread each."""
-    block = since + tl.arange(0, 32)
-    real = block < till
-    is_prompt = block < prompt_blocks
-    place = own_begin + (block - prompt_blocks) * KEYS
-    page = first_page + place // KEYS
-    if TURNS:
-        page = tl.load(pages + page, mask=real & (block >= prompt_blocks), other=0).to(tl.int64)
-    keys = tl.where(
-        is_prompt,
-        prompt_keys + block * KEYS * SIZE,
-        own + (page * KV_HEADS + head) * page_room * SIZE,
-    )
-    values = keys + tl.where(is_prompt, prompt_values, own_values)
-    there = tl.where(is_prompt, tl.minimum(prompt_left - block * KEYS, KEYS), page_room)
-    size = tl.where(real, there * SIZE * (own.dtype.element_ty.primitive_bitwidth // 8), 16)
-    fetch(tl.where(real, keys, own), size)
-    fetch(tl.where(real, values, own), size)
-
-
-@triton.jit
-def _deal(
-    share,
-    length,
-    newest,
-    window,
-    ended,
-    KEYS: tl.constexpr,
-    SHARES: tl.constexpr,
-    LEAST: tl.constexpr,
-):
-    """Which blocks are this share's, of the prompt and then of the row's own: since one, till
-    before another. Then how many the prompt has, and where what is seen begins.
-
-    A row that has ended has none.
-    """
-    oldest = tl.maximum(length + newest + 1 - window, 0)
-    own_oldest = tl.maximum(oldest - length, 0)
-    own_begin = own_oldest // KEYS * KEYS  # where a page begins
-    prompt_blocks = tl.cdiv(tl.maximum(length - oldest, 0), KEYS)
-    blocks = prompt_blocks + tl.cdiv(tl.maximum(newest - own_begin, 0), KEYS)
-    blocks = tl.where(tl.load(ended) != 0, 0, blocks)
-    each = tl.maximum(tl.cdiv(blocks, SHARES), LEAST)
-    since = share * each
-    till = tl.minimum(since + each, blocks)
-    return since, till, prompt_blocks, oldest, own_oldest, own_begin
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["shares"])
 def _join(
     highests,
     weights,
     mixes,
     out,
+    shares,
     SIZE: tl.constexpr,
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -399,15 +329,18 @@ def _join(
     """One head of one lane: what its shares found, as one softmax."""
     follow(EARLY)
     at_head = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    at_share = at_head * SHARES + tl.arange(0, SHARES)
+    share = tl.arange(0, SHARES)
+    at_share = at_head * shares + share
     place = tl.arange(0, BLOCK)
     real = place < SIZE
-    highest = tl.load(highests + at_share)
+    highest = tl.load(highests + at_share, mask=share < shares, other=-1.0e30)
+    found = tl.load(weights + at_share, mask=share < shares, other=0.0)
     mixed = tl.load(
-        mixes + at_share[:, None] * SIZE + place[None, :], mask=real[None, :], other=0.0
+        mixes + at_share[:, None] * SIZE + place[None, :],
+        mask=(share < shares)[:, None] & real[None, :],
+        other=0.0,
     )
     faded = tl.exp2(highest - tl.max(highest, 0))
-    found = tl.load(weights + at_share)
     mixed = tl.where((found != 0.0)[:, None], mixed, 0.0)  # of no weight: not written
     weight = tl.sum(found * faded, 0)
     joined = tl.sum(mixed * faded[:, None], 0) / weight

@@ -97,7 +97,7 @@ class _StepPass(_KernelPass):
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, room: Room, row_B: Tensor) -> None:
         super().__init__(decoder, dtype, room)
-        self._row_B = row_B
+        self._fact_BF = attention.look_up(row_B, room)
 
     def norm(self, state: Deferred, norm: Norm) -> tuple[Deferred, Tensor]:
         if state.x_ND is None or state.x_ND.dim() == 2:
@@ -110,7 +110,7 @@ class _StepPass(_KernelPass):
     def attend(self, layer: Layer, x: Tensor) -> Tensor:
         (qkv,) = layer.qkv
         qkv_BE = few_rows.product(x, qkv) if few_rows.does(qkv, x) else qkv(x)
-        return attention.attend(qkv_BE, self._row_B, layer, self._room)
+        return attention.attend(qkv_BE, self._fact_BF, layer, self._room)
 
     def gate(self, layer: Layer, x: Tensor) -> Tensor:
         (gate_up,) = layer.gate_up
