@@ -214,7 +214,7 @@ def test_keys_and_values_are_those_of_every_sample() -> None:
         there += [layer.attention_norm.weight, layer.mlp_norm.weight]
     with Live([*policy.model.parameters(), *there]) as live:
         engine.sample(prompts, 8, Sampling(max_tokens=24), seed=0)
-    asked = EngineShape(prompts=2, group=8, prompt_tokens=40, tokens=24)
+    asked = EngineShape(prompts=2, rows=16, prompt_tokens=40, tokens=24)
     shape = shape_of(policy.model, policy.config)
     parts = footprint(shape, FLOAT32, MemorySettings(), None, asked)
     assert parts.of("sampling") == pytest.approx(live.peak, rel=0.25)
@@ -237,7 +237,7 @@ def test_a_micro_batch_holds_whole_groups_or_a_part_of_one() -> None:
 
 def test_the_fullest_moment_is_the_larger_of_sampling_and_learning() -> None:
     shape = shape_of(empty_model(config_of("llama")), config_of("llama"))
-    engine = EngineShape(prompts=64, group=8, prompt_tokens=96, tokens=2048)
+    engine = EngineShape(prompts=64, rows=512, prompt_tokens=96, tokens=2048)
     both = footprint(shape, FLOAT32, MemorySettings(), SMALL, engine)
     assert both.of("sampling") > both.of("learning") > 0
     assert both.nbytes == both.of("always") + both.of("sampling")
@@ -265,7 +265,7 @@ def test_whole_steps_on_a_gpu_take_about_what_was_measured(
         tie_word_embeddings=True,
     )
     step = StepShape(prompts=64, group=8, prompt_tokens=96, tokens=128, token_budget=1 << 16)
-    engine = EngineShape(prompts=64, group=8, prompt_tokens=96, tokens=128)
+    engine = EngineShape(prompts=64, rows=512, prompt_tokens=96, tokens=128)
     shape = shape_of(empty_model(config), config)
     taken = footprint(shape, Arithmetic(2, fused=True), MemorySettings(), step, engine)
     assert taken.nbytes / 2**30 == pytest.approx(gib, rel=0.1)

@@ -9,7 +9,8 @@ from motley.engines import Completion
 from motley.models.prompts import Prompts
 from motley.models.tiny import tiny_vocabulary
 from motley.records import Sampling
-from motley.runs.evaluation import evaluate, greedy_by_kind
+from motley.runs import evaluation
+from motley.runs.evaluation import evaluate, greedy_answers, greedy_by_kind
 from motley.tasks import best_constant, evaluation_set, load_task
 
 VOCABULARY = tiny_vocabulary()
@@ -49,6 +50,27 @@ def test_greedy_accuracy_is_per_kind() -> None:
         "reverse": 1.0,
         "sort": 0.0,
     }
+
+
+def test_greedy_answers_are_asked_for_some_at_a_time_and_come_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[int]()
+
+    class Counted(Scripted):
+        def sample(
+            self, prompts: Sequence[Sequence[int]], num_samples: int, sampling: Sampling, seed: int
+        ) -> list[list[Completion]]:
+            asked.append(len(prompts))
+            return super().sample(prompts, num_samples, sampling, seed)
+
+    problems, engine = evaluation_set(TASK, "heldout", 5), Counted()
+    whole = greedy_answers(Scripted(), PROMPTS, TASK, problems, Sampling())
+    monkeypatch.setattr(evaluation, "AT_ONCE", 4)
+    assert greedy_answers(engine, PROMPTS, TASK, problems, Sampling()) == whole
+    assert asked == [4, 4, 2]
+    assert [answer.problem for answer in whole] == problems
+    assert greedy_answers(engine, PROMPTS, TASK, [], Sampling()) == []
 
 
 def test_averages_pass_rates_and_errors_of_known_answers() -> None:

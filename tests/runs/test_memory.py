@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 from motley.cli import app
 from motley.config import CrewConfig, parse_config
 from motley.models.tiny import tiny_vocabulary
+from motley.runs.evaluation import AT_ONCE
 from motley.runs.memory import PeerMemory, crew_memory, parse_memory
+from motley.tasks import evaluation_set, load_task
 
 GIB = 2**30
 CREW = """
@@ -117,6 +119,22 @@ def test_changes_are_told_until_they_suffice_and_each_takes_less(folders: dict[s
     sizes = [small.takes.nbytes / GIB, *(change.gib for change in small.changes)]
     assert sizes == sorted(sizes, reverse=True)
     assert [change.fits for change in small.changes[:-1]] == [False] * (len(small.changes) - 1)
+
+
+def test_what_is_measured_takes_room_beside_what_learns(folders: dict[str, Path]) -> None:
+    """Room is for the largest call: 64 problems x 8 of a round, or all that is asked at a time."""
+    few, many, more = (
+        taken(folders["1.4b"], f"[evaluate]\nproblems = {count}")  # of each of three kinds
+        for count in (12, 80, 90)
+    )
+    token = 2 * 24 * 2048 * 2  # bytes: a key and a value in each layer
+    assert len(evaluation_set(load_task("digits", {}), "heldout", 12)) == 36
+    assert few.takes["keys and values"] < many.takes["keys and values"]
+    # 240 prompts and not 64, padded to 64 tokens
+    rise = many.takes["keys and values"] - few.takes["keys and values"]
+    assert rise == (240 - 64) * 64 * token
+    most = more.takes["keys and values"] - few.takes["keys and values"]
+    assert most == (AT_ONCE - 64) * 64 * token
 
 
 def test_a_tiny_peer_is_counted_on_the_cpu(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ FULL = 4  # bytes of a float32
 CONTEXT = 1 << 29  # what CUDA, cuBLAS and our kernels take before there is any tensor
 LOST = 0.06  # of what an allocator gives out: blocks that nothing fits into
 PROMPT_STEP = 64  # an engine on a GPU makes room for prompts in these
+PAGE = 32  # and for completions in these
 PREFILL_TOKENS = 1 << 15  # and reads as many tokens of them at once
 PASSES = 3  # tables of logits that drawing a token has at once
 
@@ -118,10 +119,12 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """Of one call of the built-in engine."""
+    """The largest of all calls of the built-in engine, each number by itself: one room on a GPU is
+    for all of them.
+    """
 
     prompts: int
-    group: int
+    rows: int  # completions
     prompt_tokens: int
     tokens: int
 
@@ -338,7 +341,7 @@ def _sampling(
     shape: ModelShape, arithmetic: Arithmetic, engine: EngineShape
 ) -> Iterator[MemoryPart]:
     yield MemoryPart("engine's weights", snapshot_bytes(shape, arithmetic))
-    rows, half = engine.prompts * engine.group, arithmetic.half
+    rows, half = engine.rows, arithmetic.half
     kept = 2 * shape.keys * shape.layers * half
     tables = rows * engine.tokens * 20 + 2 * FULL * (engine.prompt_tokens + engine.tokens)
     if not arithmetic.fused:
@@ -351,7 +354,8 @@ def _sampling(
         yield MemoryPart("drawing", PASSES * 2 * FULL * logits + tables, "sampling")
         return
     long = -(-engine.prompt_tokens // PROMPT_STEP) * PROMPT_STEP
-    places = engine.prompts * long + (rows + 1) * engine.tokens
+    own = -(-engine.tokens // PAGE) * PAGE if engine.tokens > PAGE else engine.tokens
+    places = engine.prompts * long + (rows + 1) * own
     yield MemoryPart("keys and values", kept * places + tables)
     # the graphs' own memory: one step of all rows, and prompts being read
     read = min(PREFILL_TOKENS, engine.prompts * engine.prompt_tokens)

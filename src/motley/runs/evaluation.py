@@ -17,6 +17,10 @@ from motley.models.prompts import Prompts
 from motley.records import Problem, Sampling
 from motley.tasks import Scorer, Split, Task, best_constant, decided, evaluation_set
 
+# Problems that are answered greedily at a time. All at once are hardly quicker, and on a GPU an
+# engine would keep room for all of them beside what learns.
+AT_ONCE = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
@@ -92,7 +96,9 @@ def greedy_answers(
     engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
 ) -> list[GradedAnswer]:
     greedy = msgspec.structs.replace(sampling, temperature=0.0)
-    return _answers(engine, prompts, task, problems, greedy, samples=1)
+    portions = [problems[at : at + AT_ONCE] for at in range(0, len(problems), AT_ONCE)]
+    made = [_answers(engine, prompts, task, some, greedy, samples=1) for some in portions]
+    return [answer for portion in made for answer in portion]
 
 
 def mean_by_kind(answers: Sequence[GradedAnswer]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -49,6 +50,7 @@ from motley.models.prompts import Prompts
 from motley.models.sources import empty_model, find, keep_layers, read_shape
 from motley.models.tiny import tiny_model
 from motley.objectives import objective
+from motley.runs.evaluation import AT_ONCE
 from motley.tasks import Task, evaluation_set, load_task
 
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
@@ -112,9 +114,7 @@ def crew_memory(config: CrewConfig, memory: int = 0, only: str = "") -> list[Pee
 
 
 def _peer_memory(config: CrewConfig, peer: PeerConfig, task: Task, memory: int) -> PeerMemory:
-    asked = _Weighed(
-        config, peer, _longest_prompt(config, peer, task), _device(config, peer, memory)
-    )
+    asked = _Weighed(config, peer, _prompt_sizes(config, peer, task), _device(config, peer, memory))
     changes = []
     best = asked
     if not asked.fits:
@@ -133,7 +133,7 @@ class _Weighed:
 
     config: CrewConfig
     peer: PeerConfig
-    prompt_tokens: int
+    prompts: _PromptSizes
     device: DeviceMemory
     budget: int = 0  # instead of the crew file's
 
@@ -204,14 +204,15 @@ class _Weighed:
         step = StepShape(
             prompts=crew.problems_per_round,
             group=crew.group_size,
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=self.prompts.longest,
             tokens=tokens,
             token_budget=self.token_budget,
         )
+        prompts = self.config.problems_per_peer
         engine = EngineShape(
-            prompts=self.config.problems_per_peer,
-            group=self.config.rollouts_per_group,
-            prompt_tokens=self.prompt_tokens,
+            prompts=max(prompts, self.prompts.evaluated),
+            rows=max(prompts * self.config.rollouts_per_group, self.prompts.evaluated),
+            prompt_tokens=self.prompts.longest,
             tokens=tokens,
         )
         samples = self.peer.role != "learner" and isinstance(self.peer.engine, str)
@@ -268,11 +269,21 @@ def _remedies(asked: _Weighed) -> Iterator[tuple[str, Callable[[_Weighed], _Weig
 # Sizes
 
 
-def _longest_prompt(config: CrewConfig, peer: PeerConfig, task: Task) -> int:
+class _PromptSizes(NamedTuple):
+    longest: int  # tokens
+    evaluated: int  # prompts at a time
+
+
+def _prompt_sizes(config: CrewConfig, peer: PeerConfig, task: Task) -> _PromptSizes:
+    """Of what a run measures, and of as many problems of every other split."""
     model = config.named(config.student_of(peer.name)).model
     prompts = Prompts.of(vocabulary_of(model, config.prompt), config.prompt, task)
-    problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
-    return max(len(prompts.ids(problem)) for problem in problems)
+    per_kind = config.evaluate.problems
+    drawn = {split: evaluation_set(task, split, per_kind) for split in task.splits}
+    return _PromptSizes(
+        max(len(prompts.ids(problem)) for problems in drawn.values() for problem in problems),
+        min(AT_ONCE, max(len(drawn.get(split, ())) for split in ("heldout", "ood"))),
+    )
 
 
 def _device(config: CrewConfig, peer: PeerConfig, memory: int) -> DeviceMemory:
