@@ -80,7 +80,7 @@ def main() -> None:
         sizes[f"attend, normed {normed}, turns {turns}, shared {shared}"] = compiled(
             attention._attend,
             1,
-            3,
+            attention._stages(128, turns),
             HEADS=14,
             KV_HEADS=2,
             SIZE=64,
@@ -96,7 +96,7 @@ def main() -> None:
     sizes["attend, wide, rows of one page"] = compiled(
         attention._attend,
         1,
-        3,
+        attention._stages(256, True),
         row_pages=1,
         HEADS=12,
         KV_HEADS=2,

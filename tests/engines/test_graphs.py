@@ -485,13 +485,22 @@ def test_what_a_share_found_shows_though_it_is_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("programs", "longest", "shares"),
-    [(8, 4096, 16), (64, 4096, 8), (64, 300, 2), (64, 200, 1), (150, 4096, 3), (3000, 4096, 1)],
+    ("programs", "longest", "key_bytes", "shares"),
+    [
+        (8, 4096, 128, 16),
+        (64, 4096, 256, 8),
+        (64, 4096, 512, 6),
+        (64, 300, 256, 2),
+        (64, 200, 256, 1),
+        (150, 4096, 256, 3),
+        (3000, 4096, 256, 1),
+    ],
 )
 def test_keys_are_shared_where_few_programs_would_read_many(
-    programs: int, longest: int, shares: int
+    programs: int, longest: int, key_bytes: int, shares: int
 ) -> None:
-    assert attention.num_shares(programs, longest, torch.device("cpu")) == shares
+    made = attention.num_shares(programs, longest, key_bytes, torch.device("cpu"))
+    assert made == shares
 
 
 @needs_interpreter
@@ -639,9 +648,9 @@ def test_keys_that_programs_share_on_a_gpu(kind: str, monkeypatch: pytest.Monkey
     prompts, sampling = [(9,), tuple(5 + i % 9 for i in range(37))], Sampling(max_tokens=24)
     expected = Reference(policy_of(kind)).sample(prompts, 8, sampling, seed=4)
     monkeypatch.setattr(attention, "LEAST_KEYS", 16)
-    device = torch.device("cuda")
-    assert attention.num_shares(16 * 4, 64 + 24, device) == 5
-    assert attention.num_shares(16 * 4, WINDOW + 32, device) == 2
+    key_bytes, device = 4 * 64, torch.device("cuda")
+    assert attention.num_shares(16 * 4, 64 + 24, key_bytes, device) == 5
+    assert attention.num_shares(16 * 4, WINDOW + 32, key_bytes, device) == 2
     engine = GraphEngine(cuda(policy_of(kind), torch.float32))
     assert_alike(engine.sample(prompts, 8, sampling, seed=4), expected, atol=5e-5)
 

@@ -20,12 +20,14 @@ from motley.engines.room import Room
 
 # One program reads a row's keys block after block, which takes its time however idle the GPU is. So
 # several share them, as long as a multiprocessor holds all of its programs at once.
-HELD_PROGRAMS = 4  # of a multiprocessor at once
+HELD_PROGRAMS = 4
+HELD_IF_LARGE = 3  # where a key takes more than this:
+LARGE_KEY = 256  # bytes
 LEAST_KEYS = 128  # of a share, before there is another; half as many where programs are few
 FEW_PROGRAMS = 32
 MOST_SHARES = 16
 MOST_EARLY = 32  # lanes with which it starts early; with more that brings nothing
-FACTS = tl.constexpr(8)  # numbers of a lane, of which five are used: they begin where they align
+FACTS = tl.constexpr(8)  # numbers of a lane, of which five are used: one piece of memory has all
 
 
 def look_up(row_B: Tensor, room: Room) -> Tensor:
@@ -59,7 +61,8 @@ def attend(qkv_BE: Tensor, fact_BF: Tensor, layer: Layer, room: Room) -> Tensor:
     """Rotate the new queries and keys, keep the new keys and values, and attend over the prompt's
     and the row's own, which stand in pages.
 
-    `fact_BF`: what `look_up` says of the lanes. Where there are few, several programs share a row's
+    `fact_BF`: what `look_up` says of the lanes. It may be read before the kernel in front has
+    ended, so that one must not be `look_up`. Where lanes are few, several programs share a row's
     keys. For a row that has ended no kept key is read: nobody looks at what comes of it.
     """
     prompt_2PHTd, own_2GHTd = room.prompt_L2PHTd[layer.index], room.own_L2GHTd[layer.index]
@@ -70,8 +73,8 @@ def attend(qkv_BE: Tensor, fact_BF: Tensor, layer: Layer, room: Room) -> Tensor:
     longest = room.size.prompt_tokens + room.size.tokens
     if layer.window is not None:  # which begins and ends within a block
         longest = min(longest, layer.window + room.page)
-    programs = len(qkv_BE) * kv_heads
-    shares = num_shares(programs, longest, qkv_BE.device)
+    programs, key_bytes = len(qkv_BE) * kv_heads, qkv_BE.element_size() * head_dim
+    shares = num_shares(programs, longest, key_bytes, qkv_BE.device)
     found = _place_for(shares, out_BHd)
     _attend[(len(qkv_BE), kv_heads, shares)](
         qkv_BE,
@@ -105,8 +108,7 @@ def attend(qkv_BE: Tensor, fact_BF: Tensor, layer: Layer, room: Room) -> Tensor:
         TURNS=room.takes_turns,
         SHARED=shares > 1,
         num_warps=1,
-        # what shared memory holds of keys and values
-        num_stages=3 if qkv_BE.element_size() * head_dim <= 512 else 1,
+        num_stages=_stages(key_bytes, room.takes_turns),
         **early(qkv_BE.device, len(qkv_BE) <= MOST_EARLY),
     )
     if shares > 1:
@@ -118,11 +120,20 @@ def _least_blocks(programs: int, page: int) -> int:
     return max(1, LEAST_KEYS // (2 if programs <= FEW_PROGRAMS else 1) // page)
 
 
-def num_shares(programs: int, longest: int, device: torch.device) -> int:
+def _stages(key_bytes: int, takes_turns: bool) -> int:
+    """So that two blocks are on their way while one is computed with, where shared memory holds
+    them. Looking a page up takes two stages more.
+    """
+    if key_bytes > 2 * LARGE_KEY:
+        return 1
+    return 5 if takes_turns else 3
+
+
+def num_shares(programs: int, longest: int, key_bytes: int, device: torch.device) -> int:
     """Into how many the keys of a row are dealt out, where so many programs would read all of a
     row's, of which there are at most `longest`.
     """
-    held = HELD_PROGRAMS * multiprocessors(device)
+    held = (HELD_PROGRAMS if key_bytes <= LARGE_KEY else HELD_IF_LARGE) * multiprocessors(device)
     return max(1, min(held // programs, longest // LEAST_KEYS, MOST_SHARES))
 
 
@@ -195,7 +206,7 @@ def _attend(
     lane = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     share = tl.program_id(2)
-    # What a lane works for was looked up, and what older tokens left was there, before this layer.
+    # Looked up long before the kernel in front, so it is read without waiting.
     fact = facts + lane * FACTS
     row = tl.load(fact).to(tl.int64)
     newest = tl.load(fact + 1)
