@@ -19,10 +19,11 @@ from motley.engines.few_rows import SMALLEST_PRODUCT, early, follow, multiproces
 from motley.engines.room import Room
 
 # One program reads a row's keys block after block, which takes its time however idle the GPU is. So
-# several share them, as long as a multiprocessor holds all of its programs at once.
-HELD_PROGRAMS = 4
-HELD_IF_LARGE = 3  # where a key takes more than this:
-LARGE_KEY = 256  # bytes
+# several share them, as long as a multiprocessor holds all of its programs at once. The larger a
+# key, the more a program has on its way. Of 4, 7 and 14 with keys of 256 bytes four were the
+# quickest on an H200; others were not measured.
+HELD_BYTES = 1024  # of one key of each
+MOST_STAGED = 512  # bytes of a key: shared memory holds no more of larger ones
 LEAST_KEYS = 128  # of a share, before there is another; half as many where programs are few
 FEW_PROGRAMS = 32
 MOST_SHARES = 16
@@ -124,7 +125,7 @@ def _stages(key_bytes: int, takes_turns: bool) -> int:
     """So that two blocks are on their way while one is computed with, where shared memory holds
     them. Looking a page up takes two stages more.
     """
-    if key_bytes > 2 * LARGE_KEY:
+    if key_bytes > MOST_STAGED:
         return 1
     return 5 if takes_turns else 3
 
@@ -133,7 +134,7 @@ def num_shares(programs: int, longest: int, key_bytes: int, device: torch.device
     """Into how many the keys of a row are dealt out, where so many programs would read all of a
     row's, of which there are at most `longest`.
     """
-    held = (HELD_PROGRAMS if key_bytes <= LARGE_KEY else HELD_IF_LARGE) * multiprocessors(device)
+    held = max(1, HELD_BYTES // key_bytes) * multiprocessors(device)
     return max(1, min(held // programs, longest // LEAST_KEYS, MOST_SHARES))
 
 
