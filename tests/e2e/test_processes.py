@@ -157,24 +157,43 @@ def test_a_peer_killed_is_started_again_and_the_crew_ends_the_same(
     assert_ended_as(local, crew.folder)
 
 
-def test_a_crew_stopped_and_resumed_ends_the_same(
-    config: CrewConfig, local: Path, tmp_path: Path
-) -> None:
-    crew = ProcessCrew.start(config, tmp_path / "run")
+def stopped_and_resumed(config: CrewConfig, tmp_path: Path) -> Path:
+    """The run folder of a crew that was stopped on its way, went on and ended as one that was not.
+
+    However late the order to stop comes, there are rounds left; so it ends some rounds later.
+    """
+    crew = ProcessCrew.start(with_rounds(config, 1000), tmp_path / "run")
     rounds = gather(crew)
     until_round(rounds, 1)
     crew.save()
     rounds.close()
     assert children() == {}
-    resumed = ProcessCrew.resume(crew.folder)
-    finish(gather(resumed))
-    assert_ended_as(local, crew.folder)
+    ends = with_rounds(config, crew.finished_rounds + 3)
+    finish(gather(ProcessCrew.resume(crew.folder, config=ends)))
+    local = LocalCrew.start(ends, tmp_path / "local")
+    for _ in local.rounds():
+        pass
+    assert_ended_as(local.folder, crew.folder)
+    return crew.folder
+
+
+def with_rounds(config: CrewConfig, rounds: int) -> CrewConfig:
+    return msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=rounds))
+
+
+def last_round(folder: Path) -> list[MetricsLine]:
+    lines = read_metrics(folder)
+    return [line for line in lines if line.round == lines[-1].round]
+
+
+def test_a_crew_stopped_and_resumed_ends_the_same(config: CrewConfig, tmp_path: Path) -> None:
+    stopped_and_resumed(config, tmp_path)
 
 
 def test_a_finished_crew_is_not_started_again_and_one_that_goes_on_hides_nothing(
     config: CrewConfig, tmp_path: Path
 ) -> None:
-    short = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=3))
+    short = with_rounds(config, 3)
     crew = ProcessCrew.start(short, tmp_path / "run")
     finish(gather(crew))
     before = read_metrics(crew.folder)
@@ -201,7 +220,7 @@ def test_a_finished_crew_is_not_started_again_and_one_that_goes_on_hides_nothing
 def test_a_peer_whose_lines_are_lost_leaves_those_of_the_crew_as_they_were(
     config: CrewConfig, tmp_path: Path
 ) -> None:
-    short = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=2))
+    short = with_rounds(config, 2)
     crew = ProcessCrew.start(short, tmp_path / "run")
     finish(gather(crew))
     before = read_metrics(crew.folder)
@@ -213,7 +232,7 @@ def test_a_peer_whose_lines_are_lost_leaves_those_of_the_crew_as_they_were(
 def test_peers_that_ended_with_fewer_steps_than_rounds_are_waited_for_when_the_crew_goes_on(
     config: CrewConfig, tmp_path: Path
 ) -> None:
-    short = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=4))
+    short = with_rounds(config, 4)
     crew = ProcessCrew.start(short, tmp_path / "run")
     crew.close()
     for name in NAMES:
@@ -236,7 +255,7 @@ def test_a_crew_that_trains_is_not_told_to_go_on_differently(
     config: CrewConfig, tmp_path: Path
 ) -> None:
     crew = ProcessCrew.start(config, tmp_path / "run")
-    longer = msgspec.structs.replace(config, crew=msgspec.structs.replace(config.crew, rounds=20))
+    longer = with_rounds(config, 20)
     with pytest.raises(HubRunsError, match="already running"):
         ProcessCrew.resume(crew.folder, config=longer)
     crew.close()
@@ -248,36 +267,16 @@ def test_processes_stopped_and_resumed_are_pulled_toward_where_their_run_began(
     task: Path, tmp_path: Path
 ) -> None:
     pull = '[objective]\nbeta = 0.1\ntoward = "reference"'
-    config = spread_crew(task, ("full", "lora"), learning=pull, rounds=3, processes=True)
-    local = LocalCrew.start(config, tmp_path / "local")
-    for _ in local.rounds():
-        pass
-    crew = ProcessCrew.start(config, tmp_path / "run")
-    rounds = gather(crew)
-    until_round(rounds, 1)
-    crew.save()
-    rounds.close()
-    finish(gather(ProcessCrew.resume(crew.folder)))
-    assert_ended_as(local.folder, crew.folder)
-    apart = [line.reference_kl for line in read_metrics(crew.folder) if line.round == 3]
+    config = spread_crew(task, ("full", "lora"), learning=pull, processes=True)
+    apart = [line.reference_kl for line in last_round(stopped_and_resumed(config, tmp_path))]
     assert len(apart) == len(NAMES)
     assert min(apart) > 0
 
 
 def test_processes_stopped_and_resumed_keep_the_same_successes(task: Path, tmp_path: Path) -> None:
     row = {"objective": "uplift", "variant": "kept", "learning": '[objective]\nheld = "all"'}
-    config = spread_crew(task, ("full", "lora"), rounds=4, processes=True, **row)
-    local = LocalCrew.start(config, tmp_path / "local")
-    for _ in local.rounds():
-        pass
-    crew = ProcessCrew.start(config, tmp_path / "run")
-    rounds = gather(crew)
-    until_round(rounds, 2)
-    crew.save()
-    rounds.close()
-    finish(gather(ProcessCrew.resume(crew.folder)))
-    assert_ended_as(local.folder, crew.folder)
-    last = [line.kept for line in read_metrics(crew.folder) if line.round == 4]
+    config = spread_crew(task, ("full", "lora"), processes=True, **row)
+    last = [line.kept for line in last_round(stopped_and_resumed(config, tmp_path))]
     assert len(last) == len(NAMES)
     assert all(last)
 
