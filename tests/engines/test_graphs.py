@@ -24,8 +24,9 @@ from motley.compute.layers import Layer
 from motley.compute.scoring import score
 from motley.engines import Completion, TorchEngine, attention, few_rows, torch_engine
 from motley.engines.branches import TorchEngine as Reference
-from motley.engines.graphs import BUCKETS, GraphEngine
-from motley.engines.room import Room, RoomSize, pages_that_fit
+from motley.engines.graphs import BUCKETS, PREFILL_TOKENS, PROMPT_STEP, GraphEngine
+from motley.engines.room import PAGE, Room, RoomSize, pages_that_fit
+from motley.learning import footprint
 from motley.learning.batches import ToScore, micro_batches
 from motley.models.policy import Policy
 from motley.models.vocabulary import Vocabulary
@@ -503,6 +504,11 @@ def test_keys_are_shared_where_few_programs_would_read_many(
 ) -> None:
     made = attention.num_shares(programs, longest, key_bytes, torch.device("cpu"))
     assert made == shares
+
+
+def test_room_is_made_in_the_steps_that_a_footprint_counts() -> None:
+    counted = (footprint.PAGE, footprint.PROMPT_STEP, footprint.PREFILL_TOKENS)
+    assert counted == (PAGE, PROMPT_STEP, PREFILL_TOKENS)
 
 
 @needs_interpreter

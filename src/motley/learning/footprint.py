@@ -162,7 +162,7 @@ def footprint(
     step: StepShape | None,
     engine: EngineShape | None,
 ) -> Footprint:
-    """By part. `step` None: it only samples; `engine` None: others sample, or nobody."""
+    """By part. `step` None: it only samples; `engine` None: its own server does."""
     parts: list[MemoryPart] = [MemoryPart("weights", weight_bytes(shape, arithmetic, settings))]
     making = BYTES_IN_MAKING + arithmetic.half
     parts.append(MemoryPart("weights in full", making * shape.largest_in_four_bits))

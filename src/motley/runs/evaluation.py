@@ -17,8 +17,8 @@ from motley.models.prompts import Prompts
 from motley.records import Problem, Sampling
 from motley.tasks import Scorer, Split, Task, best_constant, decided, evaluation_set
 
-# Problems that are answered greedily at a time. All at once are hardly quicker, and on a GPU an
-# engine would keep room for all of them beside what learns.
+# Problems that are answered greedily at a time. On a GPU an engine keeps room for as many as it was
+# ever asked at once, beside what learns.
 AT_ONCE = 256
 
 

@@ -208,21 +208,23 @@ class _Weighed:
             tokens=tokens,
             token_budget=self.token_budget,
         )
-        prompts = self.config.problems_per_peer
+        # a learner samples nothing but what it is measured by, and nobody measures a sampler
+        learns = self.peer.role != "sampler"
+        prompts = self.config.problems_per_peer if self.peer.role != "learner" else 0
+        measured = self.prompts.measured if learns else 0
         engine = EngineShape(
-            prompts=max(prompts, self.prompts.evaluated),
-            rows=max(prompts * self.config.rollouts_per_group, self.prompts.evaluated),
+            prompts=max(prompts, measured),
+            rows=max(prompts * self.config.rollouts_per_group, measured),
             prompt_tokens=self.prompts.longest,
             tokens=tokens,
         )
-        samples = self.peer.role != "learner" and isinstance(self.peer.engine, str)
-        learns = self.peer.role != "sampler"
+        is_ours = isinstance(self.peer.engine, str)
         return footprint(
             self.shape,
             self.arithmetic,
             self.settings,
             step if learns else None,
-            engine if samples else None,
+            engine if is_ours else None,
         )
 
     def with_peer(self, **keys: object) -> _Weighed:
@@ -271,7 +273,7 @@ def _remedies(asked: _Weighed) -> Iterator[tuple[str, Callable[[_Weighed], _Weig
 
 class _PromptSizes(NamedTuple):
     longest: int  # tokens
-    evaluated: int  # prompts at a time
+    measured: int  # prompts at a time
 
 
 def _prompt_sizes(config: CrewConfig, peer: PeerConfig, task: Task) -> _PromptSizes:
