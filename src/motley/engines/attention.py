@@ -237,35 +237,24 @@ def _attend(
             tl.store(weights + at_share, tl.zeros([GROUP], tl.float32), mask=in_group)
             return
 
-    # Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is
-    # negative.
+    query, key, value = _new_token(
+        qkv + lane * (HEADS + 2 * KV_HEADS) * SIZE,
+        head,
+        cosines + position * SIZE,
+        sines + position * SIZE,
+        query_scale,
+        key_scale,
+        eps,
+        HEADS,
+        KV_HEADS,
+        SIZE,
+        NORMED,
+        GROUP,
+        BLOCK,
+    )
     place = tl.arange(0, BLOCK)
     real = place < SIZE
-    swap = tl.where(place < SIZE // 2, place + SIZE // 2, place - SIZE // 2)
-    cos = tl.load(cosines + position * SIZE + place, mask=real, other=0.0)
-    sin = tl.load(sines + position * SIZE + place, mask=real, other=0.0)
-    sin = tl.where(place < SIZE // 2, -sin, sin)
-
     is_member = in_group[:, None] & real[None, :]
-    line = qkv + lane * (HEADS + 2 * KV_HEADS) * SIZE
-    at_query = line + (head * (HEADS // KV_HEADS) + member)[:, None] * SIZE
-    query = tl.load(at_query + place[None, :], mask=is_member, other=0.0).to(tl.float32)
-    query_swapped = tl.load(at_query + swap[None, :], mask=is_member, other=0.0).to(tl.float32)
-    at_key = line + (HEADS + head) * SIZE
-    key = tl.load(at_key + place, mask=real, other=0.0).to(tl.float32)
-    key_swapped = tl.load(at_key + swap, mask=real, other=0.0).to(tl.float32)
-    value = tl.load(line + (HEADS + KV_HEADS + head) * SIZE + place, mask=real, other=0.0)
-    if NORMED:
-        query_rms = 1.0 / tl.sqrt(tl.sum(query * query, 1) / SIZE + eps)[:, None]
-        query = query * query_rms * tl.load(query_scale + place, mask=real, other=0.0)[None, :]
-        query_swapped = (
-            query_swapped * query_rms * tl.load(query_scale + swap, mask=real, other=0.0)[None, :]
-        )
-        key_rms = 1.0 / tl.sqrt(tl.sum(key * key, 0) / SIZE + eps)
-        key = key * key_rms * tl.load(key_scale + place, mask=real, other=0.0)
-        key_swapped = key_swapped * key_rms * tl.load(key_scale + swap, mask=real, other=0.0)
-    query = (query * cos[None, :] + query_swapped * sin[None, :]).to(qkv.dtype.element_ty)
-    key = (key * cos + key_swapped * sin).to(qkv.dtype.element_ty)
     page = row * row_pages + newest // KEYS
     if TURNS:
         page = tl.load(pages + page).to(tl.int64)
@@ -275,7 +264,7 @@ def _attend(
         tl.store(at_new + own_values, value, mask=real)
 
     # A softmax that begins with the new key alone, or in a later share with none, and takes in the
-    # others by blocks. Its exponentials are powers of two.
+    # others by blocks.
     sharpness = scaling * 1.4426950408889634
     first = tl.where(share == 0, 1.0, 0.0)
     highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * sharpness
@@ -308,14 +297,7 @@ def _attend(
         score = tl.where(
             seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30
         )
-        higher = tl.maximum(highest, tl.max(score, 1))
-        chance = tl.exp2(score - higher[:, None])
-        faded = tl.exp2(highest - higher)
-        weight = weight * faded + tl.sum(chance, 1)
-        mixed = mixed * faded[:, None] + tl.dot(
-            chance.to(value_KD.dtype), value_KD, input_precision="ieee"
-        )
-        highest = higher
+        highest, weight, mixed = _take_in(score, value_KD, highest, weight, mixed)
 
     at_out = out + at_head[:, None] * SIZE + place[None, :]
     if not SHARED:
@@ -324,6 +306,71 @@ def _attend(
         tl.store(highests + at_share, highest, mask=in_group)
         tl.store(weights + at_share, weight, mask=in_group)
         tl.store(mixes + at_share[:, None] * SIZE + place[None, :], mixed, mask=is_member)
+
+
+@triton.jit
+def _new_token(
+    line,
+    head,
+    cosines,
+    sines,
+    query_scale,
+    key_scale,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    NORMED: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The queries of a group of heads and their key, normed and rotated, and their value, of the
+    token whose projections begin at `line`.
+
+    Rotation as x·cos + swap(x)·sin, where swap exchanges the halves and the first half of sin is
+    negative.
+    """
+    member = tl.arange(0, GROUP)
+    place = tl.arange(0, BLOCK)
+    real = place < SIZE
+    swap = tl.where(place < SIZE // 2, place + SIZE // 2, place - SIZE // 2)
+    cos = tl.load(cosines + place, mask=real, other=0.0)
+    sin = tl.load(sines + place, mask=real, other=0.0)
+    sin = tl.where(place < SIZE // 2, -sin, sin)
+
+    is_member = (member < HEADS // KV_HEADS)[:, None] & real[None, :]
+    at_query = line + (head * (HEADS // KV_HEADS) + member)[:, None] * SIZE
+    query = tl.load(at_query + place[None, :], mask=is_member, other=0.0).to(tl.float32)
+    query_swapped = tl.load(at_query + swap[None, :], mask=is_member, other=0.0).to(tl.float32)
+    at_key = line + (HEADS + head) * SIZE
+    key = tl.load(at_key + place, mask=real, other=0.0).to(tl.float32)
+    key_swapped = tl.load(at_key + swap, mask=real, other=0.0).to(tl.float32)
+    value = tl.load(line + (HEADS + KV_HEADS + head) * SIZE + place, mask=real, other=0.0)
+    if NORMED:
+        query_rms = 1.0 / tl.sqrt(tl.sum(query * query, 1) / SIZE + eps)[:, None]
+        query = query * query_rms * tl.load(query_scale + place, mask=real, other=0.0)[None, :]
+        query_swapped = (
+            query_swapped * query_rms * tl.load(query_scale + swap, mask=real, other=0.0)[None, :]
+        )
+        key_rms = 1.0 / tl.sqrt(tl.sum(key * key, 0) / SIZE + eps)
+        key = key * key_rms * tl.load(key_scale + place, mask=real, other=0.0)
+        key_swapped = key_swapped * key_rms * tl.load(key_scale + swap, mask=real, other=0.0)
+    kind = line.dtype.element_ty
+    query = (query * cos[None, :] + query_swapped * sin[None, :]).to(kind)
+    return query, (key * cos + key_swapped * sin).to(kind), value
+
+
+@triton.jit
+def _take_in(score, value_KD, highest, weight, mixed):
+    """A softmax so far, with these scores and values too. Its exponentials are powers of two."""
+    higher = tl.maximum(highest, tl.max(score, 1))
+    chance = tl.exp2(score - higher[:, None])
+    faded = tl.exp2(highest - higher)
+    weight = weight * faded + tl.sum(chance, 1)
+    mixed = mixed * faded[:, None] + tl.dot(
+        chance.to(value_KD.dtype), value_KD, input_precision="ieee"
+    )
+    return higher, weight, mixed
 
 
 @triton.jit(do_not_specialize=["shares"])
