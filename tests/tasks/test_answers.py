@@ -118,6 +118,11 @@ HOSTILE = [
     "1e999999999",
     "((9^{999})^{999})^{999}",  # from here on it is left to the limits of the process
     "\\binom{10^9}{5^9}",
+    "\\sin(((9.5^{9999})^{9999})^{999})",
+    "\\sin(\\exp(\\exp(99.5)))",
+    "\\sin(\\pi^{\\pi^{\\pi^{\\pi}}})",
+    "\\sqrt{9^{9999}+1}",
+    "(\\sqrt{2}+\\sqrt{3}+\\sqrt{5}+\\sqrt{7})^{999}",
     "{" * 250,
     "\\frac{" * 40,
     "\ud800\0",
@@ -148,7 +153,7 @@ def test_towers_are_refused_without_computing(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(sandbox, "call", call)
     assert not any(math_reward(answer, "gold") for answer in HOSTILE)
-    assert computed == [*HOSTILE[5:7], HOSTILE[-1]]
+    assert computed == [*HOSTILE[5:12], HOSTILE[-1]]
 
 
 def test_a_call_that_fails_leaves_the_process_working() -> None:

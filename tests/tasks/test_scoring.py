@@ -75,6 +75,17 @@ def test_what_could_not_be_found_out_stays_so() -> None:
     assert math.isnan(one.group(PROBLEMS[0], ["?"])[0])
 
 
+def test_a_strangers_group_is_scored_no_further_than_the_first_answer_that_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    one, task = scorer("each")
+    found = one.group(PROBLEMS[0], ["a", "b", "c", "?", "e", "f"])
+    assert found[:3] == [1.0, 1.0, 1.0]
+    assert all(map(math.isnan, found[3:]))
+    assert sorted(text for asked in task.asked for text in asked) == ["?", "a", "b", "c"]
+
+
 def test_only_so_many_groups_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "MOST_GROUPS", 2)
     one, task = scorer("in turn")

@@ -179,15 +179,19 @@ def test_before_any_roster_nobody_is_admitted() -> None:
     assert refusal(gate, entry(group(), A)) == ("unknown", "sender")
 
 
-def test_where_a_reward_cannot_be_found_out_here_the_senders_counts() -> None:
+@pytest.mark.parametrize("claimed", [0.0, 1.0, 1e6])
+def test_where_a_reward_takes_too_long_to_find_the_senders_word_does_not_count(
+    claimed: float,
+) -> None:
     gate = admission()
     gate.score = lambda problem, rollouts: [1.0, math.nan]
-    for counter, reward in enumerate((0.0, 1.0)):
-        made = entry(group(round=2 * counter, rollouts=[RIGHT, rewarded(reward)]), A, counter)
-        gate.chains.clear()
-        assert isinstance(gate.admit(made), Admitted)
-    assert gate.undecided == 2
-    # but one that can is looked at
+    made = entry(group(rollouts=[RIGHT, rewarded(claimed)]), A)
+    assert refusal(gate, made) == ("a", "undecided")
+    assert [(r.signed, "rollout 1 takes longer" in r.detail) for r in gate.kept] == [(True, True)]
+
+
+def test_a_reward_that_is_false_beside_one_that_takes_too_long_is_called_so() -> None:
+    gate = admission()
     gate.score = lambda problem, rollouts: [0.0, math.nan]
     gate.chains.clear()
     assert refusal(gate, entry(group(round=4), A)) == ("a", "reward")
@@ -886,6 +890,15 @@ def test_a_refusal_does_not_touch_the_next_record() -> None:
     gate.admit(under("a.0.0", b"noise"))
     assert isinstance(gate.admit(entry(group(), A)), Admitted)
     assert gate.refused.total() == 1
+
+
+def test_what_is_told_of_a_refused_record_moves_no_terminal() -> None:
+    gate = admission()
+    gate.admit(Entry(0, "a.0.0\x1b[2J\n", b"noise"))
+    gate.refuse(Entry(1, "a.0.0", b""), "malformed", "header: '\x1b]0;title\x07\nround 3: run'")
+    for kept in gate.kept:
+        assert (kept.id + kept.detail).isprintable(), kept
+    assert len(gate.kept) == 2
 
 
 def test_refusals_are_all_counted_and_the_newest_kept() -> None:

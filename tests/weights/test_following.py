@@ -506,6 +506,21 @@ def test_values_that_are_not_all_there_are_refused_though_their_hash_is_right() 
     assert catch_up(follower, learner) is None
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_refused_though_their_hash_is_right(value: float) -> None:
+    learner, sampler = Learner(), grouped_query_policy(seed=2)
+    manifest = learner.publish()
+    state = {k: v.clone() for k, v in trained_state(learner.policy, "bfloat16").items()}
+    next(iter(state.values())).view(-1)[0] = value
+    follower, before = Follower(sampler), content(sampler)
+    blobs = encode_whole(state)
+    learner.store |= {blob.sha256: c for blob, c in zip(describe(blobs), blobs, strict=True)}
+    wrong = msgspec.structs.replace(manifest, blobs=describe(blobs), state=state_hash(state))
+    assert catch_up(follower, learner, [wrong]) == 0
+    assert wrong in follower.bad
+    assert content(sampler) == before
+
+
 def test_a_blob_that_is_no_file_of_weights_is_bad() -> None:
     learner, follower = Learner(), Follower(grouped_query_policy())
     manifest = learner.publish()

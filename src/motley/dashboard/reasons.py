@@ -91,6 +91,7 @@ FAULTS = {
     "flood": "follows many refused records of its sender",
     "reward": "claims a reward that is not what the reader computes",
     "unscorable": "makes the reward function fail",
+    "undecided": "takes longer to score than an answer may",
     "role": "is of a kind that its sender's role does not publish",
     "version": "names a version that cannot be",
     "duplicate": "has the round and slot of a group that was admitted before",

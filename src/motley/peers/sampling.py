@@ -267,6 +267,13 @@ class SamplerHalf:
     def _check_logprobs(self, asked: Asked, answers: Sequence[Sequence[Completion]]) -> None:
         # a sum is finite where its parts are: one question for a completion, not one for a token
         if not all(math.isfinite(sum(c.logprobs)) for row in answers for c in row):
+            student = self.config.student_of(self.me.name)
+            if student != self.me.name:
+                raise FloatingPointError(
+                    f"{self.me.name} samples with log-probs that are no numbers: it has version "
+                    f"{asked.version} of {student}'s weights, which are too large. Nothing is "
+                    f"wrong here: ask who runs {student}"
+                )
             raise FloatingPointError(
                 f"{self.me.name} samples with log-probs that are no numbers at version "
                 f"{asked.version}: its lr was too high for "

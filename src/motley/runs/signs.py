@@ -293,6 +293,7 @@ REMEDIES = {
         "it cannot be, set check_rewards = false"
     ),
     "unscorable": "the reward function fails on its completions: see the error above, and mend it",
+    "undecided": "its completions take too long to score: shut it out if it does not stop",
     "vocabulary": "it has another vocabulary, and has not published the bytes of its tokens",
     "sampling": "it samples with other settings than [sampling]: have it join anew",
     "assignment": "it answers other problems: do both have the same task files?",

@@ -7,14 +7,21 @@ for a process of its own: it changes sympy for good. Knows no task.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
+from mpmath.libmp import libelefun  # type: ignore[import-untyped]
+from sympy.core import evalf  # type: ignore[import-untyped]
 from sympy.core.numbers import Integer, Rational  # type: ignore[import-untyped]
 from sympy.functions.combinatorial import factorials, numbers  # type: ignore[import-untyped]
+from sympy.ntheory import multinomial  # type: ignore[import-untyped]
 
 MAX_BITS = 1 << 17  # of a power; about 40,000 digits
+MAX_ROOT_BITS = 1 << 12  # of what a root is taken of: its factors are looked for
+MAX_PRECISION = 1 << 14  # bits that a number is worked out to: a huge angle takes as many of pi
+MAX_TERMS = 10_000  # of a power of a sum
 MAX_ARGUMENT = 10_000  # of a factorial, a binomial and their like
 
 
@@ -27,6 +34,10 @@ def defuse() -> None:
     """From here on sympy computes nothing that explodes."""
     for kind in (Integer, Rational):
         kind._eval_power = _bounded_power(kind._eval_power)
+    evalf.evalf = _bounded_precision(evalf.evalf, place=1)
+    for name in ("pi_fixed", "ln2_fixed"):
+        setattr(libelefun, name, _bounded_precision(getattr(libelefun, name), place=0))
+    multinomial.multinomial_coefficients = _bounded_terms(multinomial.multinomial_coefficients)
     for module in (factorials, numbers):
         for name in module.__dict__.copy():
             if _is_function(function := getattr(module, name)):
@@ -42,9 +53,32 @@ def _bounded_power(power: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(base: Any, exponent: Any, *others: Any) -> Any:
         if exponent.is_Rational:
             bits = max(int(base.p).bit_length(), int(base.q).bit_length())
-            if bits > 1 and bits * abs(int(exponent.p)) > MAX_BITS:
+            most = MAX_BITS if exponent.is_Integer else MAX_ROOT_BITS
+            if bits > 1 and bits * abs(int(exponent.p)) > most:
                 raise BombError(f"{bits} bits to the power of {exponent}")
         return power(base, exponent, *others)
+
+    return bounded
+
+
+def _bounded_precision(work_out: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """`place`: of the argument that says how many bits."""
+
+    @functools.wraps(work_out)
+    def bounded(*arguments: Any, **named: Any) -> Any:
+        if arguments[place] > MAX_PRECISION:
+            raise BombError(f"a number to {arguments[place]} bits")
+        return work_out(*arguments, **named)
+
+    return bounded
+
+
+def _bounded_terms(expand: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(expand)
+    def bounded(summands: int, power: int) -> Any:
+        if (terms := math.comb(power + summands - 1, summands - 1)) > MAX_TERMS:
+            raise BombError(f"a sum of {terms} terms")
+        return expand(summands, power)
 
     return bounded
 

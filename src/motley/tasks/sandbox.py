@@ -44,8 +44,8 @@ MOST_WORKERS = 16
 WORKER_S = 0.25  # of processor time, in which no machine makes so many calls
 LEARNS = "antlr4"  # a parser, whose calls are counted by themselves
 PARSER_BUDGET = 4_000_000  # of them; the largest usual answers take 500,000
-CPU_S = 30  # of processor time, ten times what the budget takes on a usual machine
-WALL_S = 120.0  # for a call that hangs without computing, or a system without processor limits
+CPU_S = 10  # of processor time, three times what the budget takes on a usual machine
+WALL_S = 60.0  # for a call that hangs without computing, or a system without processor limits
 MEMORY_BYTES = 4 << 30
 # Each thread of a pool would reserve memory. Hashes and the library of big integers, which differ
 # between machines, must not say which way a computation goes.

@@ -15,6 +15,7 @@ once. What is quick is scored in place.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from functools import cached_property
 from motley.clock import Clock, RealClock
 from motley.records import Problem
 from motley.tasks.sandbox import num_workers
-from motley.tasks.task import Task
+from motley.tasks.task import UNDECIDED, Task
 
 IN_PLACE_S = 0.01  # completions that take longer in all are handed to threads
 NUM_THREADS = 16  # that wait for a user's functions
@@ -79,9 +80,21 @@ class Scorer:
         key = _key(problem, texts)
         known = self._known.get(key)
         if known is None:
-            known = self.score([problem] * len(texts), texts)
+            known = self._score_until_undecided(problem, texts)
             self._remember(key, known)
         return known
+
+    def _score_until_undecided(self, problem: Problem, texts: Sequence[str]) -> list[float]:
+        """Rewards of a stranger's group. Where each is found alone, those behind one that takes too
+        long are not looked for: nobody wants the others then.
+        """
+        if self.task.scoring != "each":
+            return self.score([problem] * len(texts), texts)
+        rewards: list[float] = []
+        while len(rewards) < len(texts) and not any(map(math.isnan, rewards)):
+            some = texts[len(rewards) : len(rewards) + num_workers()]
+            rewards += self.score([problem] * len(some), some)
+        return rewards + [UNDECIDED] * (len(texts) - len(rewards))
 
     def _remember(self, key: bytes, rewards: list[float]) -> None:
         self._known[key] = rewards

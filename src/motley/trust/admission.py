@@ -44,7 +44,7 @@ from motley.spelling import Spelling
 from motley.trust.chain import Chain, ChainState, SparseChain
 from motley.trust.copies import Copies, GroupMarks, Marked
 from motley.trust.identity import verifies
-from motley.trust.rewards import RewardCheck, RewardClaim, in_short
+from motley.trust.rewards import RewardCheck, RewardClaim, in_short, visible
 from motley.trust.rules import Refusal, Rules
 from motley.trust.steadiness import Score, Steadiness
 from motley.trust.tables import Tables
@@ -199,7 +199,8 @@ class Admission:
         self.in_a_row[sender] += 1
         if signed:
             self.signed_in_a_row[sender] += 1
-        id, detail = entry.id[:200], detail[:500]
+        # both may be a stranger's words, for people to read
+        id, detail = (visible(text).replace("\n", " ") for text in (entry.id[:200], detail[:500]))
         refused = RefusedRecord(entry.position, id, sender, reason, detail, signed)
         if self.in_a_row[sender] <= MAX_IN_A_ROW:
             self.kept.append(refused)
@@ -257,11 +258,6 @@ class Admission:
                 f"{in_a_row} records of {sender} were refused in a row; one in {READ_ONE_IN} is "
                 "read",
             )
-
-    @property
-    def undecided(self) -> int:
-        """Rewards that were taken on trust, since this machine was too slow."""
-        return self.rewards.undecided
 
     @property
     def missing(self) -> dict[str, int]:

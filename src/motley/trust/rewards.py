@@ -1,7 +1,7 @@
 """RewardCheck: the rewards that a sender claims, held to those that the reader computes.
 
-Owns what is told to people, once each, and what the machine could not find out. How an answer
-becomes a text, and a text a reward, is the reader's (`peers/rescoring.py`).
+Owns what is told to people, once each. How an answer becomes a text, and a text a reward, is the
+reader's (`peers/rescoring.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def visible(text: str) -> str:
 
 @dataclass(slots=True)
 class RewardCheck:
-    undecided: int = 0  # rewards that were taken on trust, since this machine was too slow
     _said: set[str] = field(default_factory=set)  # what users were told of rewards, once each
 
     def check(self, claim: RewardClaim, steadiness: Steadiness | None) -> None:
@@ -63,10 +62,15 @@ class RewardCheck:
             raise Refusal(
                 "unscorable", f"the reward function failed on it: {type(error).__name__}: {error}"
             ) from None
-        # this machine could not find out: the sender's word counts
-        self.undecided += sum(map(math.isnan, rights[: differing.number if differing else None]))
         if differing:
             self._refuse(claim, differing, steadiness)
+        # a sender's word would count here for as much as it likes, and each such answer costs time
+        if undecided := [number for number, right in enumerate(rights) if math.isnan(right)]:
+            raise Refusal(
+                "undecided",
+                f"rollout {claim.group.rollouts.index(claim.rollouts[undecided[0]])} takes longer "
+                "to score than an answer may",
+            )
 
     def _refuse(
         self, claim: RewardClaim, differing: Differing, steadiness: Steadiness | None

@@ -17,7 +17,7 @@ from motley.records import Group, Problem, Rollout
 
 REWARD_TOLERANCE = 1e-5  # relative above 1: rewards travel as float32
 # reasons for which a group is refused that is right but for its rewards
-FOR_REWARDS = frozenset({"reward", "unscorable"})
+FOR_REWARDS = frozenset({"reward", "unscorable", "undecided"})
 
 Score = Callable[[Problem, Sequence[Rollout]], list[float]]
 
@@ -35,7 +35,7 @@ class Differing(NamedTuple):
 
 
 def first_differing(rollouts: Sequence[Rollout], rights: Sequence[float]) -> Differing | None:
-    """The first rollout that claims another reward. One that is no number was not found out."""
+    """The first rollout that claims another reward. One that is no number could not be found."""
     for number, (rollout, right) in enumerate(zip(rollouts, rights, strict=True)):
         away = abs(rollout.reward - right)
         if not math.isnan(right) and not away <= REWARD_TOLERANCE * max(1.0, abs(right)):

@@ -146,6 +146,13 @@ def check_precision(state: State, precision: Precision) -> None:
             raise WeightsError(f"{name} is {value.dtype}; expected {precision}")
 
 
+def check_finite(state: State) -> None:
+    """Refuse weights with which nothing can be sampled."""
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise WeightsError(f"{name} has values that are no finite numbers")
+
+
 def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}" if names else "nothing"
 

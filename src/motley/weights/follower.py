@@ -16,6 +16,7 @@ from motley.weights.encoding import (
     WeightsError,
     apply_change,
     check_blob,
+    check_finite,
     check_precision,
     check_shapes,
     decode_whole,
@@ -119,6 +120,7 @@ class Follower:
         expected = dict(frozen_parameters(self._policy))
         state = decode_whole(_fetched(manifest.frozen, most_bytes(expected.values()), fetch))
         check_shapes(state, expected)
+        check_finite(state)
         return state
 
     def _step(self, state: State, manifest: Weights, fetch: Fetch) -> State:
@@ -127,6 +129,7 @@ class Follower:
         new = decode_whole(blobs) if manifest.base == NO_BASE else apply_change(state, blobs)
         check_shapes(new, expected)
         check_precision(new, manifest.precision)
+        check_finite(new)
         got = state_hash(new)
         if got != manifest.state:
             raise WeightsError(
