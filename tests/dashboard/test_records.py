@@ -239,7 +239,6 @@ def test_looking_back_examines_every_record_once_and_the_newest_first(tmp_path: 
         pass
     assert looked == [8, 7, 6, 5, 4, 3, 2, 1]
     assert reader.faults == {UNKNOWN: {"schema": 1}}
-    assert reader.num_looked_at == 8
 
 
 def test_the_newest_sound_group_of_a_sender_speaks_for_it(tmp_path: Path) -> None:

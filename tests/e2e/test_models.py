@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from motley.config import CrewConfig, parse_config
 from motley.runs.building import trained_policies
 from motley.runs.conformance import check_crew
-from motley.runs.evaluation import greedy_by_kind
+from motley.runs.evaluation import greedy_answers, mean_by_kind
 from motley.runs.folder import newest_checkpoint
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import read_metrics
@@ -142,12 +142,10 @@ def test_a_run_is_read_again_with_the_same_skills(crew: LocalCrew) -> None:
     problems = evaluation_set(task, "heldout", crew.config.evaluate.problems)
     last = {line.peer: line.heldout for line in read_metrics(crew.folder) if line.round == 2}
     for name, policy in trained_policies(crew.folder).items():
-        assert (
-            greedy_by_kind(
-                torch_engine(policy), policy.prompts, task, problems, crew.config.sampling
-            )
-            == last[name]
+        answers = greedy_answers(
+            torch_engine(policy), policy.prompts, task, problems, crew.config.sampling
         )
+        assert mean_by_kind(answers) == last[name]
 
 
 def test_the_engine_reports_the_trainers_logprobs(config: CrewConfig) -> None:

@@ -10,7 +10,7 @@ from motley.models.prompts import Prompts
 from motley.models.tiny import tiny_vocabulary
 from motley.records import Sampling
 from motley.runs import evaluation
-from motley.runs.evaluation import evaluate, greedy_answers, greedy_by_kind
+from motley.runs.evaluation import evaluate, greedy_answers, mean_by_kind
 from motley.tasks import best_constant, evaluation_set, load_task
 
 VOCABULARY = tiny_vocabulary()
@@ -46,10 +46,8 @@ class Scripted:
 
 def test_greedy_accuracy_is_per_kind() -> None:
     problems = evaluation_set(TASK, "heldout", 5)
-    assert greedy_by_kind(Scripted(), PROMPTS, TASK, problems, Sampling()) == {
-        "reverse": 1.0,
-        "sort": 0.0,
-    }
+    answers = greedy_answers(Scripted(), PROMPTS, TASK, problems, Sampling())
+    assert mean_by_kind(answers) == {"reverse": 1.0, "sort": 0.0}
 
 
 def test_greedy_answers_are_asked_for_some_at_a_time_and_come_in_order(

@@ -5,7 +5,7 @@ from scipy import stats
 
 from motley.study.crews import OverCrews, cells, over_crews
 from motley.study.outcomes import Outcome
-from motley.study.standings import standings
+from motley.study.standings import below, said, standings
 
 NOISE = (-0.01, 0.0, 0.01)
 
@@ -70,6 +70,21 @@ def test_an_arm_counts_in_the_crews_where_it_was_run() -> None:
     less = CREWS | {"c4": standings(crew(ftis=0.12), ["alone", "ftis"])}
     num = {one.arm: len(one.by_crew) for one in over_crews(less, ARMS)}
     assert num == {"ftis": 4, "topr": 3}
+
+
+def test_a_crew_without_a_seed_of_both_is_left_out_and_named() -> None:
+    lost = [o for o in crew(ftis=0.1) if (o.arm == "alone") == (o.seed == 0)]
+    few = CREWS | {"c4": standings(lost, ["alone", "ftis"])}
+    (one,) = [each for each in over_crews(few, ARMS) if each.arm == "ftis"]
+    assert list(one.by_crew) == ["c1", "c2", "c3"]
+    assert "3 crews; about" in one.sentence
+    assert one.sentence.endswith("; no seed has runs of both in c4")
+    rows = few["c4"]
+    assert said(rows) == [
+        f"undecided: {who}ftis against alone: no seed has runs of both"
+        for who in ("", "a: ", "b: ")
+    ]
+    assert below(rows) == ["ftis: no seed has runs of it and of alone for every peer"]
 
 
 def test_both_opponents_have_rows_of_their_own() -> None:

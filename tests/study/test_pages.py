@@ -12,7 +12,7 @@ from motley.config import parse_config
 from motley.reports.drawing import Curve
 from motley.study.findings import Findings, findings, plain
 from motley.study.outcomes import CrewOutcome, Outcome, Spent
-from motley.study.pages import Making, study_page, sweep_page
+from motley.study.pages import Making, study_page, sweep_page, words_of
 from motley.study.plans import Claim
 from motley.study.sections import Section
 from motley.study.spreadsheets import (
@@ -187,6 +187,21 @@ def test_the_csv_has_a_row_per_arm_seed_peer_and_kind() -> None:
     assert (one["sampled_tokens"], one["own_tokens"], one["foreign_tokens"]) == ("102", "90", "40")
     old = [msgspec.structs.replace(o, spent=None) for o in outcomes(1)]
     assert {r["seconds"] for r in rows(study_csv(of(old), "accuracy"))} == {""}
+
+
+def test_the_csv_has_rows_of_kinds_that_are_out_of_distribution_only() -> None:
+    made = [msgspec.structs.replace(o, ood={"svamp": 0.25, "sum": 0.5}) for o in outcomes(1)]
+    found = rows(study_csv(of(made), "accuracy"))
+    got = {r["kind"]: (r["end"] != "", r["out_of_distribution"]) for r in found}
+    assert got == {"sort": (True, ""), "sum": (True, "0.5"), "svamp": (False, "0.25")}
+    assert {r["compared_with"] for r in found if r["kind"] == "svamp"} == {""}
+
+
+def test_only_comparisons_that_have_a_test_are_counted() -> None:
+    assert any(
+        "3 comparisons are made here" in text for text in words_of(of(outcomes(3)), "accuracy")
+    )
+    assert not any("comparisons are made" in text for text in words_of(of(outcomes(1)), "accuracy"))
 
 
 def trial(crew: str, seed: int, end: float, **fields: object) -> Trial:

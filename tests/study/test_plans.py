@@ -366,6 +366,32 @@ def test_a_claim_about_a_peer_a_kind_or_a_crew_that_is_there_is_kept(
     assert len(study_of(plan).claims) == 1
 
 
+def test_a_claim_out_of_distribution_needs_a_task_that_has_such_problems(
+    plan: Path, tmp_path: Path
+) -> None:
+    rows = "".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(30))
+    (tmp_path / "p.jsonl").write_text(rows)
+    for name in ("near", "far"):
+        path = tmp_path / "crews" / f"{name}.toml"
+        path.write_text(path.read_text().replace('"digits"', '"file:../p.jsonl"'))
+    with_claim(plan, on="mean")
+    assert len(study_of(plan).claims) == 1
+    with_claim(plan, on="ood")
+    with pytest.raises(ValueError, match="the task of near and far has no problems out of distrib"):
+        study_of(plan)
+
+
+@pytest.mark.parametrize("name", ["mean", "ood"])
+def test_a_claim_is_refused_where_a_peer_has_one_of_its_words_for_a_name(
+    plan: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "crews" / "near.toml"
+    path.write_text(path.read_text().replace('name = "a"', f'name = "{name}"'))
+    with_claim(plan, on="mean")
+    with pytest.raises(ValueError, match=f"crew near has a peer '{name}', and a claim means"):
+        study_of(plan)
+
+
 def test_a_claim_about_what_quick_crews_lack_is_left_out(plan: Path) -> None:
     with_claim(plan, arm="best in far")
     assert len(study_of(plan).claims) == 1

@@ -19,10 +19,11 @@ from motley.cli import app
 from motley.clock import VirtualClock
 from motley.config import CrewConfig, config_text, parse_config, with_changes
 from motley.files import hold
+from motley.runs.metrics import LearnerLine
 from motley.study import running
 from motley.study.arms import Arm, parse_arms
 from motley.study.holding import end_with_the_study
-from motley.study.outcomes import Outcome, Spent, read_outcomes
+from motley.study.outcomes import Outcome, Spent, lines_lacking, read_outcomes
 from motley.study.plans import EstimatorPlan
 from motley.study.processes import Heard, Job, Lost, Tell
 from motley.study.running import Ended, KeyedRun, Studied, Wanted, run_study
@@ -307,9 +308,52 @@ def test_arms_that_are_measured_on_other_kinds_are_refused_before_the_first_run(
     assert not (tmp_path / "near").exists()
 
 
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ("ftis few=ftis:evaluate.problems=1", "few is measured on 6 problems, and arm ftis on 384"),
+        ("ftis long=ftis:task.levels=[5]", "on 384 problems, and arm ftis on 384, of which 0 are"),
+    ],
+)
+def test_arms_that_are_measured_on_other_problems_are_refused_before_the_first_run(
+    tmp_path: Path, fakes: Fakes, arms: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=r"so that their means cannot be compared; leave") as error:
+        studied(tmp_path, arms, 1, "near")
+    assert words in str(error.value)
+    assert fakes.made == []
+
+
 def test_arms_may_set_of_the_task_what_leaves_its_kinds_alone(tmp_path: Path, fakes: Fakes) -> None:
     studied(tmp_path, "ftis best=ftis:task.levels=[4]", 1, "near")
     assert len(fakes.made) == 2
+
+
+def lines(rounds: Sequence[int], evaluated: Sequence[int]) -> list[LearnerLine]:
+    return [
+        LearnerLine(round=number, peer=peer, heldout={"x": 0.5} if number in evaluated else None)
+        for number in rounds
+        for peer in "ab"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "lacking"),
+    [
+        (lines(range(5), (0, 2, 4)), ""),
+        (lines((0, 1, 3, 4), (0, 4)), "a's round 2"),
+        (lines((1, 2, 4), (4,)), "a's rounds 0, 3"),
+        (lines(range(4), (0, 3)), "a's round 4"),
+        (lines(range(5), (0, 2)), "a's evaluation after round 4"),
+        (lines(range(5), (4,)), "a's evaluation after round 0, 2"),
+        (lines(range(5), (0, 2, 4))[:-1], "b's round 4"),
+    ],
+)
+def test_a_run_whose_lines_are_not_all_there_is_not_told_of(
+    made: list[LearnerLine], lacking: str
+) -> None:
+    config = with_changes(crew("near"), ["evaluate.every=2"])
+    assert lines_lacking(config, made) == lacking
 
 
 # Two studies at once

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from motley.study.statistics import (
+    ONE_TEST,
     Comparison,
     Estimate,
     bounded_interval,
@@ -20,7 +21,7 @@ from motley.study.statistics import (
     number,
     p_value_of,
     seeds_to_be_equivalent,
-    seeds_to_decide,
+    seeds_to_tell,
     sentence,
     sentences,
 )
@@ -197,11 +198,13 @@ def test_an_undecided_comparison_says_how_many_seeds_would_decide_it() -> None:
     p = stats.ttest_1samp(OPEN.differences, 0).pvalue
     assert found.startswith("undecided: ftis against alone, +.026 (95 % -.063 to +.115), ")
     assert f"p = {number(p)}, 5 seeds; about " in found
-    assert found.endswith(f"about {seeds_to_decide(OPEN.differences)} seeds would decide it")
+    assert found.endswith(
+        f"about {seeds_to_tell(OPEN.differences, 0.0, ONE_TEST)} seeds would decide it"
+    )
 
 
 def test_so_many_seeds_find_the_difference_four_times_in_five() -> None:
-    num = seeds_to_decide(OPEN.differences)
+    num = seeds_to_tell(OPEN.differences, 0.0, ONE_TEST)
     assert num is not None
     rng = np.random.default_rng(1)
     mean, spread = np.mean(OPEN.differences), np.std(OPEN.differences, ddof=1)
@@ -212,7 +215,7 @@ def test_so_many_seeds_find_the_difference_four_times_in_five() -> None:
 
 def test_a_difference_too_small_to_decide_names_no_number() -> None:
     tiny = Comparison("a", "b", (0.1, -0.1, 0.1, -0.1, 0.001))
-    assert seeds_to_decide(tiny.differences) is None
+    assert seeds_to_tell(tiny.differences, 0.0, ONE_TEST) is None
     assert "more than 200 seeds would be needed" in sentence(tiny)
 
 

@@ -6,7 +6,6 @@ has a number for every sender. Knows no file and no run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from motley.dashboard.lines import end_of_senders
+from motley.runs.history import finite
 
 SCORES = ("heldout", "ood")  # by kind; only lines of an evaluation have them
 # Counts by sender or age: what they add up to is shown elsewhere.
@@ -70,10 +70,6 @@ def without_senders(line: bytes) -> bytes:
     """A line as Motley writes it, without the part that most of it is; else all of it."""
     first, behind = line.find(b',"senders":{'), end_of_senders(line, 0, len(line))
     return line[:first] + line[behind:] if 0 < first < behind else line
-
-
-def finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _keys_of(line: Mapping[str, Any]) -> Iterator[str]:

@@ -237,10 +237,6 @@ class RecordReader:
             self._looked_at[end] = 1  # also where there is none
         return end > 0
 
-    @property
-    def num_looked_at(self) -> int:
-        return self._looked_at.count(1)
-
     def _make_room(self, position: int) -> None:
         self._looked_at.extend(bytes(max(0, position + 1 - len(self._looked_at))))
 

@@ -167,12 +167,10 @@ def effective_sample_size(weight: Floats) -> float:
     return float(weight.sum() ** 2 / (len(weight) * square)) if square else 0.0
 
 
-def kendall_tau(first: Floats, second: Floats) -> float | None:
-    """tau-b of two rankings of the same items; None where one of them is all ties."""
-    return _tau(_order(first), _order(second))
-
-
 def _tau(a: Floats, b: Floats) -> float | None:
+    """Kendall's tau-b of two rankings of the same items, each as `_order` gives it; None where one
+    of them is all ties.
+    """
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale else None
 

@@ -110,13 +110,6 @@ def mean_by_kind(answers: Sequence[GradedAnswer]) -> dict[str, float]:
     }
 
 
-def greedy_by_kind(
-    engine: Engine, prompts: Prompts, task: Task, problems: Sequence[Problem], sampling: Sampling
-) -> dict[str, float]:
-    """Greedy mean reward per kind."""
-    return mean_by_kind(greedy_answers(engine, prompts, task, problems, sampling))
-
-
 def some_of(answers: Sequence[GradedAnswer], most: int) -> list[GradedAnswer]:
     """The first of every kind, then the second of every kind, up to `most`."""
     turns: Counter[str] = Counter()

@@ -164,7 +164,8 @@ def mean(by_kind: ByKind) -> float:
     return sum(by_kind.values()) / len(by_kind)
 
 
-def encoded(lines: Sequence[MetricsLine | FirstLine]) -> bytes:
+def encoded(lines: Sequence[msgspec.Struct]) -> bytes:
+    """A JSON object a line."""
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
@@ -215,5 +216,6 @@ def _decoded(line: bytes, place: str) -> MetricsLine:
         return _sampler_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{place} is no line of metrics ({error}); delete that line: nothing depends on it"
+            f"{place} is no line of metrics ({error}); delete that line: what a report says of its "
+            "round goes with it"
         ) from None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from motley.study.standings import (
     ALL,
     Against,
@@ -26,6 +24,7 @@ class OverCrews:
     opponent: str
     over: Against  # one difference per crew: the mean over its seeds
     by_crew: dict[str, float]
+    without: list[str]  # crews that have no seed with runs of both
     below: list[str]  # crews that end below the opponent outside their own interval
     above: list[str]
 
@@ -33,9 +32,10 @@ class OverCrews:
     def sentence(self) -> str:
         num = len(self.by_crew)
         named = f": {', '.join(self.below)}" if self.below else ""
+        lacking = f"; no seed has runs of both in {', '.join(self.without)}" if self.without else ""
         return (
             f"{self.over.sentence}; {len(self.below)} of {num} below it outside their interval"
-            f"{named}; {len(self.above)} above"
+            f"{named}; {len(self.above)} above{lacking}"
         )
 
 
@@ -60,7 +60,7 @@ def _whole(rows: Sequence[ArmStanding]) -> list[ArmStanding]:
 
 def _against(opponent: str, by_arm: Mapping[str, Mapping[str, Against]]) -> list[OverCrews]:
     means = {
-        arm: {crew: one.difference.mean for crew, one in each.items()}
+        arm: {crew: one.difference.mean for crew, one in each.items() if one.compared.differences}
         for arm, each in by_arm.items()
     }
     compared = [
@@ -73,6 +73,11 @@ def _against(opponent: str, by_arm: Mapping[str, Mapping[str, Against]]) -> list
             opponent=opponent,
             over=over,
             by_crew=means[over.compared.first],
+            without=[
+                crew
+                for crew in by_arm[over.compared.first]
+                if crew not in means[over.compared.first]
+            ],
             below=[crew for crew, a in by_arm[over.compared.first].items() if a.is_below],
             above=[crew for crew, a in by_arm[over.compared.first].items() if a.is_above],
         )
@@ -110,6 +115,7 @@ def cells(rows: Sequence[OverCrews]) -> tuple[list[str], list[list[str]]]:
 
 
 def _lowest(row: OverCrews) -> str:
+    if not row.by_crew:
+        return ""
     crew = min(row.by_crew, key=lambda name: row.by_crew[name])
-    value = row.by_crew[crew]
-    return "" if np.isnan(value) else f"{value:+.3f} ({crew})"
+    return f"{row.by_crew[crew]:+.3f} ({crew})"

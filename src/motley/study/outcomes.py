@@ -120,6 +120,19 @@ def outcome_of(
     )
 
 
+def lines_lacking(config: CrewConfig, lines: Sequence[MetricsLine]) -> str:
+    """What is not there of a run that was trained to its end; "" if nothing is."""
+    for peer in config.students:
+        own = {line.round: line for line in learner_lines(lines) if line.peer == peer.name}
+        last = max(own, default=0) if config.evaluate.may_stop else config.crew.rounds
+        if absent := [str(number) for number in range(last + 1) if number not in own]:
+            return f"{peer.name}'s round{'s' * (len(absent) > 1)} {', '.join(absent)}"
+        due = {*range(0, last, config.evaluate.every), last}
+        if absent := [str(number) for number in sorted(due) if not own[number].heldout]:
+            return f"{peer.name}'s evaluation after round {', '.join(absent)}"
+    return ""
+
+
 def spent_of(config: CrewConfig, peer: str, lines: Sequence[MetricsLine]) -> Spent:
     mine = [line for line in lines if config.student_of(line.peer) == peer]
     steps = [line for line in mine if isinstance(line, LearnerLine)]

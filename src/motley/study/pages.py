@@ -89,7 +89,8 @@ def _claims(found: Findings) -> list[str]:
 def words_of(found: Findings, measure: Measure) -> list[str]:
     """What the words and signs of a study's report mean."""
     rows = [row for one in found.crews for row in one.standings]
-    num = sum(len(row.against) + len(row.ood_against) for row in rows) + len(found.over)
+    made = [a for row in rows for a in (*row.against.values(), *row.ood_against.values())]
+    num = sum(not np.isnan(one.p_value) for one in [*made, *(row.over for row in found.over)])
     return [
         *how_to_read(measure, num),
         *(_of_sizes(found.margin) if num or found.judgements else ()),

@@ -29,7 +29,8 @@ FEWEST_BATCHES = 4  # for an error that means something
 _QUOTED = re.compile(r'"([^"]*)"')
 
 Relation = Literal["better", "equivalent", "not worse"]
-MEAN, OOD, EVERY_PEER = "mean", "ood", "every peer"  # what a claim can be on, beside peers, kinds
+# what a claim can be on, beside peers and kinds
+RESERVED = MEAN, OOD, EVERY_PEER = "mean", "ood", "every peer"
 
 
 class Side(NamedTuple):
@@ -311,22 +312,39 @@ def _check_claim(claim: Claim, crews: Sequence[CrewConfig]) -> None:
                 f"claim {claim.text!r} is about crew {name!r}, which the study does not have; "
                 f"{_guess(name, list(by_name))}"
             )
-    if claim.on in (MEAN, OOD, EVERY_PEER):
-        return
     # of crews that are compared with each other, both must have it
     each = [by_name[name] for name in named] or list(crews)
     known = [[peer.name for peer in config.students] for config in each]
+    for config, peers in zip(each, known, strict=True):
+        if taken := [name for name in RESERVED if name in peers]:
+            raise ValueError(
+                f"claim {claim.text!r}: crew {config.crew.name} has a peer {taken[0]!r}, and a "
+                "claim means something else by that word; give the peer another name"
+            )
     enough = all if named else any
-    if enough(claim.on in peers for peers in known):
+    where = " and ".join(config.crew.name for config in each)
+    if claim.on == OOD and not enough(_may_have_ood(config) for config in each):
+        raise ValueError(
+            f"claim {claim.text!r} is on {OOD!r}, and the task of {where} has no problems out of "
+            "distribution; leave the claim out, or give the task such problems"
+        )
+    if claim.on in RESERVED or enough(claim.on in peers for peers in known):
         return
     known = [[*peers, *_kinds_of(config)] for peers, config in zip(known, each, strict=True)]
     if not enough(claim.on in names for names in known):
-        every = list(dict.fromkeys([MEAN, OOD, EVERY_PEER, *(n for names in known for n in names)]))
-        where = " and ".join(config.crew.name for config in each)
+        every = list(dict.fromkeys([*RESERVED, *(n for names in known for n in names)]))
         raise ValueError(
             f"claim {claim.text!r} is on {claim.on!r}, which is no peer and no kind of {where}; "
             f"{_guess(claim.on, every)}"
         )
+
+
+def _may_have_ood(config: CrewConfig) -> bool:
+    """Whether there are problems out of distribution, or no saying without the task's files."""
+    try:
+        return "ood" in load_task(config.crew.task, config.task, scores=False).splits
+    except ValueError:
+        return True
 
 
 def _kinds_of(config: CrewConfig) -> tuple[str, ...]:

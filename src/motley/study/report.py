@@ -29,7 +29,7 @@ def table(
     """Rows in the order start, arms; peers in the order met."""
     lines = []
     for peer in peers_of(outcomes):
-        first = {o.seed: o for o in outcomes if o.peer == peer}
+        first = {o.seed: o for o in reversed(outcomes) if o.peer == peer}  # of the first arm
         lines.append(_line("start", peer, [o.start for o in first.values()], [], measure))
         for arm in arms:
             own = [o for o in outcomes if o.peer == peer and o.arm == arm]
@@ -103,10 +103,6 @@ def by_seed(
 
 
 # Words
-
-
-def glance_markdown(lines: Sequence[Glance]) -> str:
-    return markdown_table(*glance_cells(lines))
 
 
 def glance_cells(lines: Sequence[Glance]) -> tuple[list[str], list[list[str]]]:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -26,17 +26,24 @@ from motley.learning.checkpoint import checkpoints
 from motley.links import Network
 from motley.runs.checking import check_config
 from motley.runs.local import LocalCrew
-from motley.runs.metrics import read_metrics
+from motley.runs.metrics import encoded, read_metrics
 from motley.sim.simulation import SimCrew
 from motley.study.arms import Arm, crews_of, parse_arm
 from motley.study.gpu_memory import PEAKS, alike_run, alike_warm, measure, uses_gpu
 from motley.study.holding import end_with_the_study, held_alone
 from motley.study.keys import key_of, run_name, with_copies
-from motley.study.outcomes import Outcome, StudyRun, outcome_of, read_outcomes, read_whole_outcomes
+from motley.study.outcomes import (
+    Outcome,
+    StudyRun,
+    lines_lacking,
+    outcome_of,
+    read_outcomes,
+    read_whole_outcomes,
+)
 from motley.study.plans import EstimatorPlan
 from motley.study.processes import Job, Lost, Tell, make_all
 from motley.study.shared_gpu import shared_gpu
-from motley.tasks import load_task
+from motley.tasks import Split, Task, evaluation_set, load_task
 
 Progress = Callable[[float, int], None]  # (done, of how many)
 SAVES = 4  # checkpoints of a run at the least, to go on from if it is stopped
@@ -164,7 +171,7 @@ def run_study(
     outcomes = {}
     for crew in crews:
         all_outcomes = before[crew.name] + _found(wanted, crew)
-        replace(crew.path, _lines(_not_among(all_outcomes, crew) + all_outcomes))
+        replace(crew.path, encoded(_not_among(all_outcomes, crew) + all_outcomes))
         outcomes[crew.name] = [one for one in all_outcomes if (one.arm, one.seed) in asked]
     return Ended(outcomes, lost, total, _made(wanted))
 
@@ -270,31 +277,64 @@ def _measured(
 
 
 def _check_measured_alike(config: CrewConfig, arms: Sequence[Arm]) -> None:
-    """Refuse arms whose means would be over different kinds."""
-    tasks = {arm.label: _task_of(config, arm) for arm in arms}
-    first, *others = tasks
+    """Refuse arms whose means would be over different kinds, or over different problems of them."""
+    measured = {arm.label: _Measured.of(crews_of(config, arm, 0)[0]) for arm in arms}
+    first, *others = measured
     for label in others:
-        if tasks[label] == tasks[first]:
+        its, expected = measured[label], measured[first]
+        if its == expected:
             continue
-        found, expected = _measured_on(*tasks[label]), _measured_on(*tasks[first])
-        if found != expected:
-            raise ValueError(
-                f"crew {config.crew.name}: arm {label} is measured in {found}, and arm {first} in "
-                f"{expected}, so that their means cannot be compared; leave out what the arm sets "
-                "of the task, or study a crew file of its own"
+        if its.words != expected.words:
+            what = f"is measured in {its.words}, and arm {first} in {expected.words}"
+        elif its.problems != expected.problems:
+            alike = len(set(its.problems) & set(expected.problems))
+            what = (
+                f"is measured on {len(its.problems)} problems, and arm {first} on "
+                f"{len(expected.problems)}, of which {alike} are the same"
             )
+        else:
+            continue
+        raise ValueError(
+            f"crew {config.crew.name}: arm {label} {what}, so that their means cannot be "
+            "compared; leave out what the arm sets of the task or of evaluate, or study a crew "
+            "file of its own"
+        )
 
 
-def _task_of(config: CrewConfig, arm: Arm) -> tuple[str, dict[str, Any]]:
-    crew = crews_of(config, arm, 0)[0]
-    return crew.crew.task, crew.task
+@dataclass(frozen=True)
+class _Measured:
+    """What the scores of a crew are of."""
 
+    spec: str
+    parameters: dict[str, Any]
+    per_kind: int
 
-def _measured_on(spec: str, parameters: dict[str, Any]) -> str:
-    """In words."""
-    task = load_task(spec, parameters)
-    splits = [f"{s} {', '.join(sorted(task.kinds_of(s)))}" for s in task.splits if s != "train"]
-    return f"{task.measure} on {'; '.join(splits)}"
+    @classmethod
+    def of(cls, config: CrewConfig) -> _Measured:
+        return cls(config.crew.task, config.task, config.evaluate.problems)
+
+    @cached_property
+    def _task(self) -> Task:
+        return load_task(self.spec, self.parameters)
+
+    @cached_property
+    def words(self) -> str:
+        task = self._task
+        splits = [f"{s} {', '.join(sorted(task.kinds_of(s)))}" for s in self._splits]
+        return f"{task.measure} on {'; '.join(splits)}"
+
+    @cached_property
+    def problems(self) -> list[tuple[Split, str]]:
+        """Their splits and ids, in order."""
+        return [
+            (split, problem.id)
+            for split in self._splits
+            for problem in evaluation_set(self._task, split, self.per_kind)
+        ]
+
+    @property
+    def _splits(self) -> list[Split]:
+        return [split for split in self._task.splits if split != "train"]
 
 
 def check_names(names: Sequence[str], what: str) -> None:
@@ -317,16 +357,12 @@ def check_kept(path: Path, kept: Sequence[Kept], arms: Sequence[Arm]) -> None:
 def keep(path: Path, results: Sequence[msgspec.Struct]) -> None:
     """Add results to a file of JSON lines, behind its last whole one."""
     drop_unfinished_line(path)
-    append(path, _lines(results), synced=True)
+    append(path, encoded(results), synced=True)
 
 
 def keep_only(path: Path, results: Sequence[msgspec.Struct]) -> None:
     """Have a file of JSON lines hold these and no others."""
-    replace(path, _lines(results))
-
-
-def _lines(results: Sequence[msgspec.Struct]) -> bytes:
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in results)
+    replace(path, encoded(results))
 
 
 def _kept_by_label(crew: Studied, arms: Sequence[Arm]) -> list[Outcome]:
@@ -425,13 +461,18 @@ def _run(
 
 def _keep_outcomes(run: KeyedRun, arm: Arm) -> None:
     lines = read_metrics(run.folder)
+    if not is_simulated(run.config) and (lacking := lines_lacking(run.config, lines)):
+        raise ValueError(
+            f"{run.folder}: metrics.jsonl lacks {lacking}, so what the run came to cannot be told; "
+            "delete this folder, and give the command again: it makes the run anew"
+        )
     outcomes = [
         msgspec.structs.replace(
             outcome_of(run.config, arm.label, peer.name, lines, arm.made), key=run.key
         )
         for peer in run.config.students
     ]
-    replace(run.path, _lines(outcomes))
+    replace(run.path, encoded(outcomes))
 
 
 def is_simulated(config: CrewConfig) -> bool:

@@ -83,14 +83,14 @@ def study_csv(found: Findings, measure: Measure) -> str:
         rows += [
             (
                 *(one.crew, o.arm, o.seed, o.peer, kind, measure),
-                *(o.start.get(kind), o.end[kind], o.lowest.get(kind), o.ood.get(kind)),
+                *(o.start.get(kind), o.end.get(kind), o.lowest.get(kind), o.ood.get(kind)),
                 *_against(
-                    baseline, o.end[kind], before.get((o.seed, o.peer)), kind, o.arm == baseline
+                    baseline, o.end.get(kind), before.get((o.seed, o.peer)), kind, o.arm == baseline
                 ),
                 *_spent(o),
             )
             for o in one.outcomes
-            for kind in o.end
+            for kind in dict.fromkeys([*o.end, *o.ood])  # some are out of distribution only
         ]
     return _csv(STUDY_HEAD, rows)
 
@@ -170,10 +170,11 @@ def sweep_csv(trials: Sequence[Trial], first: str, measure: Measure) -> str:
 
 
 def _against(
-    other: str, value: float, before: Mapping[str, float] | None, kind: str, same: bool
+    other: str, value: float | None, before: Mapping[str, float] | None, kind: str, same: bool
 ) -> tuple[str, float | None]:
-    known = before is not None and kind in before and not same
-    return (other, value - before[kind]) if known and before is not None else ("", None)
+    if same or value is None or before is None or kind not in before:
+        return "", None
+    return other, value - before[kind]
 
 
 def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -232,6 +232,8 @@ def below(rows: Sequence[ArmStanding]) -> list[str]:
 
 
 def _below(arm: str, opponent: str, rows: Sequence[ArmStanding]) -> str:
+    if not all(row.against[opponent].compared.differences for row in rows):
+        return f"{arm}: no seed has runs of it and of {opponent} for every peer"
     met = {row.peer: row.against[opponent].difference for row in rows}
     if any(np.isnan(one.high) for one in met.values()):
         return f"{arm}: one seed has no interval; whether a peer ends below {opponent} is open"

@@ -188,6 +188,8 @@ def sentence(compared: Comparison, corrected_p: float | None = None) -> str:
     unit = compared.unit
     seeds = f"{num} {unit}{'' if num == 1 else 's'}"
     both = f"{compared.first} against {compared.second}"
+    if not num:
+        return f"undecided: {both}: no {unit} has runs of both"
     if num < 2:
         return f"undecided: {both}, {signed(estimate.mean)} on {seeds}; one {unit} decides nothing"
     if np.isnan(p):
@@ -208,21 +210,6 @@ def sentence(compared: Comparison, corrected_p: float | None = None) -> str:
     if corrected_p is not None and corrected_p >= 1 - LEVEL:
         words += f"; not after Holm's correction for several comparisons ({p_text(corrected_p)})"
     return words
-
-
-def seeds_to_decide(differences: Sequence[float], beyond: float = 0.0) -> int | None:
-    """Seeds with which a difference of this size and spread would be told from `beyond` four times
-    in five.
-
-    None: more than MOST_SEEDS.
-    """
-    spread = float(np.std(differences, ddof=1))
-    distance = abs(float(np.mean(differences)) - beyond)
-    for num in range(max(3, len(differences)), MOST_SEEDS + 1):
-        needed = (_t_quantile(num) + _t_quantile(num, POWER)) * spread / np.sqrt(num)
-        if needed <= distance:
-            return num
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +280,7 @@ def _fewest_seeds(made: int, power: Callable[[int], float], demand: Demand) -> i
 
 
 def _outlook(compared: Comparison) -> str:
-    num = seeds_to_decide(compared.differences)
+    num = seeds_to_tell(compared.differences, 0.0, ONE_TEST)
     words = outlook(num, len(compared.differences), compared.unit)
     return f"{words} for a difference this small" if num is None else words
 
