@@ -271,6 +271,23 @@ def test_a_written_crew_can_be_moved(tmp_path: Path) -> None:
     assert crew.train(tmp_path / "run", progress=False).peers == ["mine", "0-3m"]
 
 
+@pytest.mark.parametrize("place", ["./models/mine", "../work/models/mine"])
+def test_a_model_given_by_a_relative_path_is_found_from_the_run(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "work" / "models" / "mine"
+    tiny_model("0.3m", seed=3).save_pretrained(folder)
+    tiny_vocabulary().tokenizer.save_pretrained(folder)
+    monkeypatch.chdir(tmp_path / "work")
+    crew = small(rewards=None, peers=[motley.Peer(place, name="mine", train="lora")], rounds=1)
+    path = crew.write("sub/crew.toml").resolve()
+    run = motley.Run(crew.train("run", progress=False).folder.resolve())
+    monkeypatch.chdir(tmp_path)
+    assert run.model("mine")[0].config.vocab_size > 0
+    assert len(run.evaluate(problems=2, samples=1)) == 1
+    assert Path(motley.Crew.read(path)._config_in(None).peer[0].model).samefile(folder)
+
+
 def test_an_adapter_of_a_model_object_takes_its_base_along(tmp_path: Path) -> None:
     model, tokenizer = tiny_model("0.3m", seed=3), tiny_vocabulary().tokenizer
     peer = motley.Peer(model, tokenizer=tokenizer, name="mine", train="lora")

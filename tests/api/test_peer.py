@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ def table(peer: Peer) -> dict[str, Any]:
 def test_only_what_was_said_is_written() -> None:
     assert table(Peer("tiny:1m", dtype="auto")) == {"name": "ann", "model": "tiny:1m"}
     assert table(Peer("tiny:1m", device=0))["device"] == 0, "no zero that means something is lost"
+
+
+def test_a_path_where_something_lies_is_no_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "m" / "llama").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert table(Peer(Path("./m/llama")))["model"] == str(tmp_path / "m" / "llama")
+    assert table(Peer(Path("tiny:1m")))["model"] == "tiny:1m"
 
 
 @pytest.mark.parametrize(

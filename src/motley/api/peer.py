@@ -102,6 +102,8 @@ class Peer:
         return table
 
     def _place(self, name: str, store: Store) -> str:
+        if isinstance(self.model, Path) and self.model.exists():  # Path("./x") is written "x"
+            return str(self.model.absolute())
         if isinstance(self.model, str | Path):
             return str(self.model)
         assert self.tokenizer is not None  # as was checked

@@ -15,7 +15,7 @@ import msgspec
 
 from motley.api.given import as_written
 from motley.api.peer import Peer, Store, names_of
-from motley.config import CrewConfig, meant, parse_config
+from motley.config import CrewConfig, meant, parse_config, with_models_in
 from motley.files import replace, whole
 from motley.tasks import KNOWN, Task, load_task, own_task, read_rows
 from motley.tasks.answers import Form
@@ -152,7 +152,8 @@ class Recipe:
         }
         written = {name: as_written(table, name) for name, table in tables.items()}
         written["peer"] = [as_written(peer, f"peer.{peer['name']}") for peer in peers]
-        return parse_config(msgspec.toml.encode(written).decode(), "this crew")
+        config = parse_config(msgspec.toml.encode(written).decode(), "this crew")
+        return with_models_in(config, Path.cwd())  # the run is read from anywhere
 
     def _check_settings(self) -> None:
         if not isinstance(self.settings, Mapping):

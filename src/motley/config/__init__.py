@@ -31,6 +31,7 @@ from motley.config.reading import (
     with_changes,
     with_each_file,
     with_files_in,
+    with_models_in,
     write_beside,
     write_config,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "with_changes",
     "with_each_file",
     "with_files_in",
+    "with_models_in",
     "write_beside",
     "write_config",
 ]

@@ -85,6 +85,11 @@ def with_files_in(config: CrewConfig, folder: Path | None) -> CrewConfig:
     return _with_files(config, _Places(file, reward))
 
 
+def with_models_in(config: CrewConfig, folder: Path) -> CrewConfig:
+    """The crew with models that are written as relative paths looked for in a folder."""
+    return _with_models(config, lambda name: str(folder / name))
+
+
 def with_each_file(config: CrewConfig, place: Callable[[str], str]) -> CrewConfig:
     """The crew with each of its task's files put elsewhere by `place`."""
     return msgspec.structs.replace(
@@ -134,11 +139,16 @@ def _is_module(path: Path) -> bool:
 def _with_files(config: CrewConfig, places: _Places) -> CrewConfig:
     task = _placed(config.task, places)
     crew = msgspec.structs.replace(config.crew, task=_placed_spec(config.crew.task, places))
-    placed = tuple(
-        msgspec.structs.replace(peer, model=_placed_model(peer.model, places))
+    placed = _with_models(config, places.file)
+    return msgspec.structs.replace(placed, task=task, crew=crew)
+
+
+def _with_models(config: CrewConfig, place: Callable[[str], str]) -> CrewConfig:
+    peers = tuple(
+        msgspec.structs.replace(peer, model=_placed_model(peer.model, place))
         for peer in config.peer
     )
-    return msgspec.structs.replace(config, task=task, crew=crew, peer=placed)
+    return msgspec.structs.replace(config, peer=peers)
 
 
 def _placed(table: dict[str, Any], places: _Places) -> dict[str, Any]:
@@ -166,12 +176,12 @@ def _placed_spec(spec: str, places: _Places) -> str:
     return spec if spec.startswith("reasoning_gym:") else places.reward(spec)
 
 
-def _placed_model(model: str, places: _Places) -> str:
+def _placed_model(model: str, place: Callable[[str], str]) -> str:
     """A folder or GGUF file beside the crew file; ids, names and folders elsewhere stay."""
     written_as_path = model.startswith(("./", "../")) or (
         model.endswith(".gguf") and not Path(model).is_absolute()
     )
-    return places.file(model) if written_as_path else model
+    return place(model) if written_as_path else model
 
 
 def parse_config(text: str, source: str = "crew file", settings: Sequence[str] = ()) -> CrewConfig:
