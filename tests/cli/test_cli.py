@@ -183,7 +183,10 @@ def test_a_bad_crew_file_is_one_line(tmp_path: Path) -> None:
 def test_bad_options_are_one_line(crew_file: Path, trained: Path) -> None:
     assert "give a crew file to start, or --resume RUN to go on; not both" in error("train")
     assert "not both" in error("train", crew_file, "--resume", trained)
-    assert "rounds=-1 trains nothing" in error("train", crew_file, "--rounds", -1)
+    for rounds in (-1, 0):
+        assert f"rounds={rounds} trains nothing" in error("train", crew_file, "--rounds", rounds)
+    assert "rounds=0 trains nothing" in error("sim", crew_file, "--rounds", 0)
+    assert "rounds=0 trains nothing" in error("attack", crew_file, "--rounds", 0)
     assert "objective 'ftsi' is not known" in error(
         "train", crew_file, "--objective", "ftsi", "--out", crew_file.parent / "run"
     )

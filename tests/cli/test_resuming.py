@@ -210,7 +210,9 @@ def test_a_run_is_not_made_shorter_than_it_is(long_run: Path) -> None:
 def test_nonsense_on_resume_is_one_line(long_run: Path, tmp_path: Path) -> None:
     assert "is not a run folder: it has no config.toml" in error("train", "--resume", tmp_path)
     assert "is not a run folder" in error("train", "--resume", tmp_path / "none", "--rounds", 9)
-    assert "rounds=-3 trains nothing" in error("train", "--resume", long_run, "--rounds", -3)
+    for rounds in (-3, 0):
+        said = error("train", "--resume", long_run, "--rounds", rounds)
+        assert f"rounds={rounds} trains nothing" in said
     assert "did you mean rounds?" in error("train", "--resume", long_run, "--set", "crew.round=9")
     (tmp_path / "config.toml").write_text(CREW)
     assert "has no checkpoint; start the crew anew" in error("train", "--resume", tmp_path)

@@ -35,7 +35,7 @@ def attack_command(
         list[str] | None, typer.Option(help="An attack by name, several times; all otherwise.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0..N-1.")] = 2,
-    rounds: Rounds = 0,
+    rounds: Rounds = None,
     objective: Objective = "",
     hostile: Annotated[int, typer.Option(min=1, help="Hostile peers: the crew file's last.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 1,

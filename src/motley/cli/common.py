@@ -54,7 +54,9 @@ Settings = Annotated[
         ),
     ),
 ]
-Rounds = Annotated[int, typer.Option(help="Train this many rounds instead of the crew file's.")]
+Rounds = Annotated[
+    int | None, typer.Option(help="Train this many rounds instead of the crew file's.")
+]
 Seed = Annotated[int | None, typer.Option(help="Use this seed instead of the crew file's.")]
 Out = Annotated[
     Path | None, typer.Option(help="The run's folder; a new one under runs/ otherwise.")
@@ -147,13 +149,13 @@ def stop_on_interrupt(
             signal.signal(number, handler)
 
 
-def changed(config: CrewConfig, objective: str, rounds: int, seed: int | None) -> CrewConfig:
+def changed(config: CrewConfig, objective: str, rounds: int | None, seed: int | None) -> CrewConfig:
     """A crew with what the command line says instead."""
     crew, settings = config.crew, config.objective
     if objective:
         name, _, variant = objective.partition("/")
         crew, settings = msgspec.structs.replace(crew, objective=name, variant=variant), {}
-    if rounds:
+    if rounds is not None:
         crew = msgspec.structs.replace(crew, rounds=rounds)
     if seed is not None:
         crew = msgspec.structs.replace(crew, seed=seed)

@@ -43,7 +43,7 @@ from motley.reports.saying import recall_signs, show_signs
 def sim(
     crew_file: CrewFile,
     objective: Objective = "",
-    rounds: Rounds = 0,
+    rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
     watch: Watch = False,

@@ -207,7 +207,7 @@ def train(
     crew_file: Annotated[Path | None, typer.Argument(help="A crew file (TOML).")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run folder.")] = None,
     objective: Objective = "",
-    rounds: Rounds = 0,
+    rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
@@ -225,7 +225,7 @@ def train(
                     "--resume goes on with the run's own objective, seed and folder; remove "
                     "--objective, --seed and --out, or begin a new run"
                 )
-            longer = [f"crew.rounds={rounds}"] if rounds else []
+            longer = [] if rounds is None else [f"crew.rounds={rounds}"]
             begin = _resuming(resume, [*(settings or ()), *longer])
             with page_beside(resume, watch):
                 _train(begin, resume, alone)
@@ -272,7 +272,7 @@ def _resuming(folder: Path, settings: Sequence[str]) -> Callable[[], LocalCrew |
 @app.command()
 def demo(
     objective: Objective = "",
-    rounds: Rounds = 0,
+    rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
     alone: Alone = False,
