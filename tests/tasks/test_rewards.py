@@ -7,7 +7,7 @@ import importlib
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,47 @@ def test_what_a_function_raises_is_kept_with_its_traceback() -> None:
     assert "return [1 / len(text)" in details
     assert "tasks/rewards.py" not in details
     assert details.endswith("ZeroDivisionError: division by zero")
+
+
+async def leaving(completions: list[str]) -> list[float]:
+    sys.exit("no judge")
+
+
+async def leaving_within(completions: list[str]) -> list[float]:
+    await asyncio.create_task(leaving(completions))
+    return []
+
+
+def leaving_between(completions: list[str]) -> Iterator[float]:
+    yield 1.0
+    sys.exit("no judge")
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        pytest.param(lambda completions: sys.exit("no judge"), id="a function"),
+        leaving_between,
+        leaving,
+        leaving_within,
+    ],
+)
+def test_a_function_that_exits_has_failed_and_the_next_call_is_answered(
+    reward: Callable[..., Any],
+) -> None:
+    for _ in range(2):
+        with pytest.raises(RewardError, match="failed: SystemExit: no judge; expected f") as caught:
+            scored(reward)
+        assert "sys.exit" in caught.value.details
+    assert scored(judge) == [0.25, 0.25]
+
+
+def test_who_interrupts_a_function_interrupts_the_run() -> None:
+    def interrupted(completions: list[str]) -> list[float]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored(interrupted)
 
 
 def test_promises_of_several_functions_are_awaited_together() -> None:
@@ -343,6 +384,12 @@ def test_a_module_that_fails_on_import_shows_its_traceback(tmp_path: Path) -> No
     with pytest.raises(RewardError, match=r"importing marks failed: ZeroDivisionError") as caught:
         task_of(crew(tmp_path / "crew", '"marks:f"', "x = 1\ny = x / 0\n"))
     assert "y = x / 0" in caught.value.details
+
+
+def test_a_module_that_exits_on_import_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match=r"importing marks failed: SystemExit: 3") as caught:
+        task_of(crew(tmp_path / "crew", '"marks:f"', "import sys\nsys.exit(3)\n"))
+    assert "sys.exit(3)" in caught.value.details
 
 
 @pytest.mark.parametrize("spec", ['"marks"', '":f"', '"marks:"'])

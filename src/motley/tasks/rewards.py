@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from typing import Any
 Reward = Callable[..., Any]
 Columns = dict[str, list[Any]]
 
+FAILURES = (Exception, SystemExit)  # a user's sys.exit() must not end a run without a word
 EXPECTED = (
     "expected f(prompts, completions, **columns) -> a number or None for each completion, whatever "
     "the completions say"
@@ -103,7 +105,7 @@ class RewardFunction:
             )
         return rewards
 
-    def failed(self, error: Exception) -> RewardError:
+    def failed(self, error: BaseException) -> RewardError:
         """What to raise for what the function raised."""
         return RewardError(
             self.name,
@@ -163,7 +165,7 @@ def _called(
 ) -> Any:
     try:
         return function.call(prompts, completions, columns)
-    except Exception as error:
+    except FAILURES as error:
         raise function.failed(error) from error
 
 
@@ -172,7 +174,7 @@ def _numbers(function: RewardFunction, returned: Any, count: int) -> list[float 
         return function.numbers(returned, count)
     except RewardError:
         raise
-    except Exception as error:  # a generator of the user's, or what is no number
+    except FAILURES as error:  # a generator of the user's, or what is no number
         raise function.failed(error) from error
 
 
@@ -197,7 +199,7 @@ def _all_awaited(functions: Sequence[RewardFunction], returned: list[Any]) -> li
         future.cancel()
         raise
     for i, result in zip(promised, results, strict=True):
-        if isinstance(result, Exception):
+        if isinstance(result, FAILURES):
             raise functions[i].failed(result) from result
         if isinstance(result, BaseException):
             raise result
@@ -221,8 +223,15 @@ _MAKING = threading.Lock()
 @cache
 def _loop_of(owner: int) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rewards", daemon=True).start()
+    threading.Thread(target=_run, args=(loop,), name="rewards", daemon=True).start()
     return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """For good: sys.exit() in a promise also ends the loop that keeps it, which begins again."""
+    while True:
+        with suppress(SystemExit):
+            loop.run_forever()
 
 
 # What a function is and wants
@@ -266,11 +275,11 @@ def _name_of(function: Reward) -> str:
 
 
 def _short(value: object, most: int = 80) -> str:
-    text = str(value) if isinstance(value, Exception) else repr(value)
+    text = str(value) if isinstance(value, BaseException) else repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _own_traceback(error: Exception) -> str:
+def _own_traceback(error: BaseException) -> str:
     """A traceback that begins in the user's code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -304,7 +313,7 @@ def load_reward(spec: str) -> RewardFunction:
             f"reward {name}: cannot import {module_name}: {error}; put {module_name}.py beside the "
             "crew file, or on PYTHONPATH"
         ) from None
-    except Exception as error:
+    except FAILURES as error:
         raise RewardError(
             name,
             f"reward {name}: importing {module_name} failed: {type(error).__name__}: {error}",
