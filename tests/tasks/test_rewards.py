@@ -298,6 +298,31 @@ def test_the_fingerprint_depends_on_rows_functions_and_weights() -> None:
     assert own_task(list(ROWS), rewards=length).fingerprint == made[2]
 
 
+def test_what_functions_set_of_torch_is_put_back_behind_the_last_of_them() -> None:
+    import torch
+
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+
+    def first(completions: list[str]) -> list[float]:
+        torch.set_default_dtype(torch.float64)
+        first_is_in.set()
+        assert second_is_in.wait(PATIENCE_S)
+        return [0.0] * len(completions)
+
+    def second(completions: list[str]) -> list[float]:
+        torch.set_grad_enabled(False)
+        second_is_in.set()
+        thread.join(PATIENCE_S)
+        return [0.0] * len(completions)
+
+    thread = threading.Thread(target=scored, args=(first,))
+    thread.start()
+    assert first_is_in.wait(PATIENCE_S)
+    scored(second)
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
+
+
 # Crew files
 
 
@@ -384,6 +409,18 @@ def test_a_module_that_fails_on_import_shows_its_traceback(tmp_path: Path) -> No
     with pytest.raises(RewardError, match=r"importing marks failed: ZeroDivisionError") as caught:
         task_of(crew(tmp_path / "crew", '"marks:f"', "x = 1\ny = x / 0\n"))
     assert "y = x / 0" in caught.value.details
+
+
+def test_what_a_module_sets_of_torch_holds_for_itself_only(tmp_path: Path) -> None:
+    import torch
+
+    body = (
+        "import torch\ntorch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n"
+        "def f(completions):\n    return [0] * len(completions)\n"
+    )
+    task_of(crew(tmp_path / "crew", '"marks:f"', body))
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_module_that_exits_on_import_has_failed(tmp_path: Path) -> None:

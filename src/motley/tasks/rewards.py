@@ -22,9 +22,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from motley.tasks.modes import Modes
+
 Reward = Callable[..., Any]
 Columns = dict[str, list[Any]]
 
+MODES = Modes()
 FAILURES = (Exception, SystemExit)  # a user's sys.exit() must not end a run without a word
 EXPECTED = (
     "expected f(prompts, completions, **columns) -> a number or None for each completion, whatever "
@@ -144,12 +147,13 @@ class Rewards:
         """One reward per completion."""
         if not completions:
             return []
-        returned = [_called(f, prompts, completions, columns) for f in self.functions]
-        returned = _all_awaited(self.functions, returned)
-        parts = [
-            _numbers(function, value, len(completions))
-            for function, value in zip(self.functions, returned, strict=True)
-        ]
+        with MODES.kept():
+            returned = [_called(f, prompts, completions, columns) for f in self.functions]
+            returned = _all_awaited(self.functions, returned)
+            parts = [
+                _numbers(function, value, len(completions))
+                for function, value in zip(self.functions, returned, strict=True)
+            ]
         return [self._sum([part[i] for part in parts]) for i in range(len(completions))]
 
     def _sum(self, parts: Sequence[float | None]) -> float:
@@ -305,7 +309,8 @@ def load_reward(spec: str) -> RewardFunction:
     if folder and module_name.partition(".")[0] in sys.stdlib_module_names:
         raise ValueError(f"reward {name}: Python has a module {module_name} itself; rename yours")
     try:
-        module = _imported(folder, module_name)
+        with MODES.kept():
+            module = _imported(folder, module_name)
     except ModuleNotFoundError as error:
         if error.name and not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(f"reward {name}: {module_name} needs {error}; install it") from error
