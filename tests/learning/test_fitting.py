@@ -263,5 +263,16 @@ def test_a_model_that_computes_no_numbers_is_refused() -> None:
     policy = own_code_policy("gpt2")
     with torch.no_grad():
         policy.base.transformer.wte.weight[4] = float("nan")
-    with pytest.raises(ValueError, match="its log-probs differ by nan"):
+    with pytest.raises(
+        ValueError, match=r"wte\.weight of the model holds numbers that are not fin"
+    ):
         check_supported(policy)
+
+
+def test_switched_off_gradients_are_said_so() -> None:
+    for off in (torch.no_grad, torch.inference_mode):
+        with (
+            off(),
+            pytest.raises(ValueError, match=r"switched off .*; train outside of torch\.no_"),
+        ):
+            check_supported(own_code_policy("gpt2"))

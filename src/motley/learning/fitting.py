@@ -24,6 +24,7 @@ from motley.models.devices import is_out_of_memory
 from motley.models.four_bits import num_values
 from motley.models.policy import Policy
 from motley.models.precision import nearly, spread_ids
+from motley.models.returning import check_numbers
 
 MOST_TOKENS = 1 << 16
 LEAST_TOKENS = 1 << 10
@@ -167,11 +168,17 @@ def check_supported(policy: Policy) -> None:
 
     One that packing would compute wrongly is computed one sequence at a time from here on.
     """
+    if not torch.is_grad_enabled():
+        raise ValueError(
+            "gradients are switched off in torch, and nothing can be learned without; train "
+            "outside of torch.no_grad(), and leave out torch.set_grad_enabled(False)"
+        )
     reason = _scoring_fault(policy)
     if reason and not policy.one_by_one:
         policy.one_by_one = True
         reason = _scoring_fault(policy)
     if reason:
+        check_numbers((name, p.detach()) for name, p in policy.model.named_parameters())
         raise ValueError(
             f"architecture {policy.config.model_type!r} is not supported: {reason}; models like "
             "Llama, Qwen, Gemma 3, Mistral and GPT-2 are"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,12 +71,7 @@ def check_returns(policy: Policy, folder: Path) -> None:
         {name for name in own.keys() & back.keys() if not _same(own[name], back[name])}
         | (own.keys() ^ back.keys())
     )
-    for name in otherwise:
-        if name in own and own[name].is_floating_point() and not own[name].isfinite().all():
-            raise ValueError(
-                f"{name} of the model holds numbers that are not finite; take an earlier "
-                "checkpoint of it, or another model"
-            )
+    check_numbers((name, own[name]) for name in otherwise if name in own)
     if otherwise:
         raise _refusal(
             policy, f"{len(otherwise)} tensors differ, such as {', '.join(otherwise[:3])}"
@@ -88,6 +84,16 @@ def check_returns(policy: Policy, folder: Path) -> None:
         raise _refusal(
             policy, f"its weights do, and its log-probs differ by {fault:.2g} all the same"
         )
+
+
+def check_numbers(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse the first tensor of a model that holds what is no number, by its name."""
+    for name, value in tensors:
+        if value.is_floating_point() and not value.isfinite().all():
+            raise ValueError(
+                f"{name} of the model holds numbers that are not finite; take an earlier "
+                "checkpoint of it, or another model"
+            )
 
 
 def check_part_returns(policy: Policy, folder: Path) -> None:
