@@ -229,7 +229,7 @@ def refusal(text: str) -> str:
         (CREW + "[sampling]\ntemperature = 0.0" + PEERS, ["temperature=0 ", "at least 0.01"]),
         (CREW + "[sampling]\ntemperature = 1e-9" + PEERS, ["temperature=1e-09", "at least 0.01"]),
         (CREW + "[sampling]\ntop_p = 2.0" + PEERS, ["top_p=2.0 is outside", "sampling"]),
-        (CREW + "rounds = ", ["Invalid value"]),
+        (CREW + "rounds = ", ["Invalid value", "expected a crew file in TOML"]),
         ("[crew", ["Expected ']'"]),
     ],
 )
@@ -251,8 +251,27 @@ def test_a_missing_crew_file_is_refused_with_its_path(tmp_path: Path) -> None:
 
 def test_a_crew_file_that_is_not_text_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "crew.toml").write_bytes(b"\xff\xfe[crew]")
-    with pytest.raises(ConfigError, match=r"crew\.toml"):
+    with pytest.raises(ConfigError, match=r"crew\.toml .*; expected a crew file in TOML$"):
         read_config(tmp_path / "crew.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", b'{"prompt": "1+1=", "answer": "2"}\n'),
+        ("rows.json", b'[{"prompt": "1+1=", "answer": "2"}]\n'),
+        ("rows.csv", b"prompt,answer\n1+1=,2\n"),
+        ("rows.parquet", b"PAR1\xff"),
+    ],
+)
+def test_data_in_place_of_a_crew_file_is_answered_with_how_to_make_one(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=rf"expected a crew file in TOML; .* run: motley new --data .*{name}$"
+    ):
+        read_config(tmp_path / name)
 
 
 FULL = (

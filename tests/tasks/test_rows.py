@@ -126,6 +126,8 @@ def test_a_cell_may_hold_newlines_commas_and_quotes_and_the_next_place_is_right(
         ("p.csv", b"prompt,answer\na,b,c\n", r"p\.csv:2: 3 cells, and the first line names 2"),
         ("p.csv", b"prompt,answer\nx,y\na\n", r"p\.csv:3: 1 cells, .* \(prompt, answer\)"),
         ("p.csv", b"a,a\n1,2\n", r"p\.csv:1: the first line must name every field, none twice"),
+        ("p.csv", b"prompt;answer\na;b\n", r"p\.csv:1: .*'prompt;answer'; separate cells with co"),
+        ("p.csv", b"prompt\tanswer\na\tb\n", r"p\.csv:1: .*; separate cells with commas"),
         ("p.csv", b'prompt,answer\n"a,b\n', r"p\.csv:\d: unexpected end of data; expected CSV"),
         ("p.csv", "prompt,answer\nä,b\n".encode("latin-1"), r"p\.csv:2: this is not UTF-8"),
         ("p.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', r"p\.jsonl:2: this is not UTF-8"),

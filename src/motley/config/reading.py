@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,8 +36,8 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> CrewConfig:
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; give a "
-            "TOML file"
+            f"crew file {path} is not UTF-8 text: {error.reason} at byte {error.start}; "
+            f"{_expected(str(path))}"
         ) from None
     config = parse_config(text, source=str(path), settings=settings)
     logger.info("read %s%s", path.resolve(), "".join(f" --set {one}" for one in settings))
@@ -208,7 +209,15 @@ def _document(text: str, source: str) -> Document:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise ConfigError(f"{source}: {error}; {_expected(source)}") from None
+
+
+def _expected(source: str) -> str:
+    """The words for what is no crew file, and what to do where it is data."""
+    if source.lower().endswith((".jsonl", ".json", ".csv", ".parquet")):
+        new = shlex.join(["motley", "new", "--data", source])
+        return f"expected a crew file in TOML; for one that trains on this data run: {new}"
+    return "expected a crew file in TOML"
 
 
 def write_config(config: CrewConfig, path: Path) -> None:

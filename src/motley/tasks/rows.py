@@ -220,6 +220,11 @@ def _csv_rows(path: Path, file: Iterable[str]) -> list[PlacedRow]:
             raise ValueError(
                 f"{path}:1: the first line must name every field, none twice; got {names}"
             )
+        if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
+            raise ValueError(
+                f"{path}:1: the first line names one field, {names[0]!r}; separate cells with "
+                "commas"
+            )
         begin = reader.line_num + 1
         for cells in reader:
             place, begin = f"{path}:{begin}", reader.line_num + 1
