@@ -70,6 +70,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"max_tokens={self.max_tokens} leaves no room for an answer; use at least 1"
             )
 
+    @property
+    def raises_logprobs(self) -> bool:
+        """Whether what is reported is above the full softmax, by what truncation cut off."""
+        return self.logprobs == "sampled" and (self.top_k > 0 or self.top_p < 1)
+
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One completion. `tokens` includes the end token when `ending` is "stop"."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -410,6 +411,59 @@ def test_a_foreign_sender_may_have_twice_its_even_share_of_a_step_or_more(
     crew = CREW.replace("problems_per_round = 6", "problems_per_round = 8")
     config = parse_config(f"{crew}\n[trust]\nsender_share = {share}{peers}")
     assert config.sender_share("p0") == expected
+
+
+LOST = "clips may take tokens of failures out"
+PUSHED = "what is kept of own successes is pushed on every token"
+
+
+@pytest.mark.parametrize(
+    ("row", "sampling", "words"),
+    [
+        ("grpo", "top_p = 0.7", [r"^with top_p = 0\.7 and logprobs = 'sampled'", LOST]),
+        ("grpo", "top_k = 20\ntop_p = 0.9", [r"^with top_k = 20 and top_p = 0\.9 and logprobs"]),
+        ("rloo", "top_k = 20", ["Under rloo ratios are below 1"]),
+        ("tis", "top_k = 20", [LOST]),
+        ("topr", "top_k = 20", [LOST]),
+        ("uplift", "top_k = 20", [LOST, "Set logprobs = 'full' under"]),
+        ("auto", "top_k = 20", ["Under uplift/sure ratios", LOST, PUSHED]),
+        ('alone"\n[objective]\nkeep = 1.0 # "', "top_p = 0.9", [f"Under alone {PUSHED}"]),
+    ],
+)
+def test_own_samples_that_look_unlikely_by_truncation_are_warned_of(
+    row: str, sampling: str, words: list[str]
+) -> None:
+    peers = PEERS if "alone" not in row else PEERS[: PEERS.index("[[peer]]", 4)]
+    text = CREW.replace('"ftis"', f'"{row}"') + f"[sampling]\n{sampling}\n" + peers
+    with pytest.warns(UserWarning, match="than they were drawn") as warned:
+        check_config(parse_config(text))
+    (message,) = [str(one.message) for one in warned]
+    for word in words:
+        assert re.search(word, message)
+    assert "leave out top_k and top_p" in message
+
+
+@pytest.mark.parametrize(
+    ("row", "sampling"),
+    [
+        ("uplift", ""),
+        ("uplift", 'top_p = 0.9\nlogprobs = "full"'),
+        ("nois", "top_p = 0.9"),
+        ("fnois", "top_k = 20"),
+    ],
+)
+def test_truncation_that_no_own_sample_is_weighed_by_is_not_warned_of(
+    row: str, sampling: str
+) -> None:
+    text = CREW.replace('"ftis"', f'"{row}"') + f"[sampling]\n{sampling}\n" + PEERS
+    check_config(parse_config(text))
+
+
+def test_who_joins_is_not_warned_of_what_is_the_crews() -> None:
+    config = parse_config(CREW + "[sampling]\ntop_p = 0.9\n" + PEERS)
+    check_config(config, mine="a")
+    with pytest.warns(UserWarning, match="Under ftis"):
+        check_config(config, mine=checking.NOBODY)
 
 
 def test_changing_a_crew_checks_it_again() -> None:

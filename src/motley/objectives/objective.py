@@ -27,6 +27,7 @@ from motley.objectives.surrogates import (
     DUAL_CLIP,
     ClippedRatio,
     InnerClip,
+    LogProb,
     Reinforce,
     Surrogate,
 )
@@ -152,6 +153,14 @@ class Objective:
             num_penalised_pairs=int(pair_B.max()) + 1,
             num_pairs=int(pair_B.max()) + 1,
             max_length=samples.max_length,
+        )
+
+    @property
+    def weighs_own(self) -> bool:
+        """Whether own sequences count by the ratio to what they were sampled with."""
+        return not (
+            isinstance(self.weight, Unweighted)
+            and isinstance(self.surrogate, Reinforce | InnerClip | LogProb)
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import chain
 
 import msgspec
@@ -18,7 +19,7 @@ from motley.models.opening import check_peer, vocabulary_of
 from motley.models.sources import empty_model, find, read_shape
 from motley.models.spelled import NoSpellingError
 from motley.models.vocabulary import Vocabulary
-from motley.objectives import objective
+from motley.objectives import Objective, objective
 from motley.tasks import Task, evaluation_set, hardest_to_hold, load_task, ready_problems
 
 NOBODY = ""  # a peer no crew has
@@ -31,7 +32,9 @@ def check_config(config: CrewConfig, mine: str | None = None, task: Task | None 
     all of them. `task`: where it is at hand as an object.
     """
     task = task or load_task(config.crew.task, config.task)
-    objective(config.crew.objective, config.crew.variant, config.objective)
+    row = objective(config.crew.objective, config.crew.variant, config.objective)
+    if mine in (None, NOBODY):  # who joins cannot change it
+        _name_truncation(config, row)
     _check_success(config, task)
     problems = [p for split in task.splits for p in evaluation_set(task, split, per_kind=8)]
     by_split = [ready_problems(task, split) for split in task.splits]
@@ -74,6 +77,28 @@ def _check_success(config: CrewConfig, task: Task) -> None:
             f"[teach] must know a success, and task {config.crew.task} gives rewards of any size; "
             "write success = the least reward of a good answer under [teach]"
         )
+
+
+def _name_truncation(config: CrewConfig, row: Objective) -> None:
+    """Warn where a learner takes what truncation cut off for a policy that has moved."""
+    sampling = config.sampling
+    follows = [
+        "ratios are below 1, so that clips may take tokens of failures out, and products over "
+        "an answer vanish with its length"
+    ] * row.weighs_own + [
+        "what is kept of own successes is pushed on every token, as if all had become less likely"
+    ] * (row.keeping.keep > 0)
+    if not sampling.raises_logprobs or not follows:
+        return
+    cut = [f"top_k = {sampling.top_k}"] * (sampling.top_k > 0)
+    cut += [f"top_p = {sampling.top_p:g}"] * (sampling.top_p < 1)
+    warnings.warn(
+        f"with {' and '.join(cut)} and logprobs = 'sampled' a learner finds its own new samples "
+        f"less likely than they were drawn, by what was cut off. Under {config.crew.row} "
+        f"{'; and '.join(follows)}. Set logprobs = 'full' under [sampling], or leave out top_k and "
+        "top_p",
+        stacklevel=2,
+    )
 
 
 def is_mixed(config: CrewConfig) -> bool:
