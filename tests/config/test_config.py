@@ -229,6 +229,10 @@ def refusal(text: str) -> str:
         (CREW + PEERS.replace('"a"', '"hub"'), ["peer name 'hub' is taken", "choose another"]),
         (CREW + "[sampling]\ntemperature = 0.0" + PEERS, ["temperature=0 ", "at least 0.01"]),
         (CREW + "[sampling]\ntemperature = 1e-9" + PEERS, ["temperature=1e-09", "at least 0.01"]),
+        (
+            CREW + "[sampling]\ntop_k = 1" + PEERS,
+            ["top_k=1 gives every rollout of a group the same tokens", "at least 2"],
+        ),
         (CREW + "[sampling]\ntop_p = 2.0" + PEERS, ["top_p=2.0 is outside", "sampling"]),
         (CREW + "rounds = ", ["Invalid value", "expected a crew file in TOML"]),
         ("[crew", ["Expected ']'"]),

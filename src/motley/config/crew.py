@@ -34,12 +34,7 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not self.peer:
             raise ValueError("a crew needs at least one [[peer]]")
-        if self.sampling.temperature < COLDEST:
-            raise ValueError(
-                f"temperature={self.sampling.temperature:g} gives every rollout of a group the "
-                f"same tokens, so nothing can be learned; use at least {COLDEST}, 1.0 is usual for "
-                "training"
-            )
+        _check_sampling(self.sampling)
         self._decide()
         names = [p.name for p in self.peer]
         if len(set(names)) < len(names):
@@ -266,6 +261,19 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         crew = msgspec.structs.replace(self.crew, name=f"{self.crew.name}-alone-{name}", **changes)
         return msgspec.structs.replace(
             self, crew=crew, peer=(peer,), objective={}, network=Network(), teach=Teach()
+        )
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if sampling.temperature < COLDEST:
+        raise ValueError(
+            f"temperature={sampling.temperature:g} gives every rollout of a group the same tokens, "
+            f"so nothing can be learned; use at least {COLDEST}, 1.0 is usual for training"
+        )
+    if sampling.top_k == 1:
+        raise ValueError(
+            "top_k=1 gives every rollout of a group the same tokens, so nothing can be learned; "
+            "use 0 to keep every token, or at least 2"
         )
 
 
