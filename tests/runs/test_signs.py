@@ -11,6 +11,7 @@ import pytest
 from fakes import spread_crew
 from motley.config import CrewConfig, Teach, read_config
 from motley.learning.senders import Distribution, SenderMetrics
+from motley.records import Sampling
 from motley.runs.history import WINDOW
 from motley.runs.local import LocalCrew
 from motley.runs.metrics import LearnerLine, Sign, append_lines, learner_lines, read_metrics
@@ -97,6 +98,26 @@ def test_an_ordinary_peer_has_no_sign(config: CrewConfig) -> None:
     foreign = sender(kl_k1=1.5, weight=spread(0.6))
     lines = [line(n, sender(), foreign, heldout={"sort": 0.4 + n / 100}) for n in range(1, 40)]
     assert said(config, lines) == []
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cause"),
+    [
+        (Sampling(), "too old"),
+        (Sampling(top_k=20), "set logprobs = 'full' under"),
+        (Sampling(top_p=0.5), "set logprobs = 'full' under"),
+        (Sampling(top_p=0.5, logprobs="full"), "too old"),
+    ],
+)
+def test_the_distance_of_own_samples_is_that_of_truncation_where_it_is_reported(
+    sampling: Sampling, cause: str, config: CrewConfig
+) -> None:
+    watch = Watch(msgspec.structs.replace(config, sampling=sampling))
+    far = [line(n, sender(kl_k1=2.0), sender()) for n in range(1, 10)]
+    (sign,) = [sign for one in far for sign in watch.see(one)]
+    assert sign.sign == "own kl"
+    assert cause in sign.words
+    assert ("too old" in sign.words) == (cause == "too old")
 
 
 def test_a_sender_from_whom_the_learner_moves_away_is_named(config: CrewConfig) -> None:

@@ -30,6 +30,7 @@ class Expected:
     mine: frozenset[str]  # who samples with this peer's weights
     lr: float
     max_tokens: int
+    truncates: bool  # own samples are drawn from less than what the learner computes
     num_problems: int  # held-out, per kind
 
     @staticmethod
@@ -43,6 +44,7 @@ class Expected:
             mine=frozenset(n for n in config.authors if config.student_of(n) == peer),
             lr=me.lr or config.learning.lr,
             max_tokens=config.sampling.max_tokens,
+            truncates=config.sampling.raises_logprobs,
             num_problems=config.evaluate.problems,
         )
 

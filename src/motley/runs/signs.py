@@ -243,6 +243,16 @@ def _entropy_rises(history: History) -> Iterator[Sign]:
     )
 
 
+AGES = (
+    "They are too old, or the engine computes something else: lower lr or max_age, and see motley "
+    "check"
+)
+TRUNCATES = (
+    "That is what top_k or top_p cut off, and the learner still counts: set logprobs = 'full' "
+    "under [sampling], or leave out top_k and top_p"
+)
+
+
 def _kl(history: History) -> Iterator[Sign]:
     far: list[str] = []
     for name, _ in senders_of(history.newest):
@@ -252,8 +262,7 @@ def _kl(history: History) -> Iterator[Sign]:
                 yield Sign(
                     "own kl",
                     f"samples of its own weights are {mean_of(values):.2g} nats per token away "
-                    f"{history.rounds}. They are too old, or the engine computes something else: "
-                    "lower lr or max_age, and see motley check",
+                    f"{history.rounds}. {TRUNCATES if history.expected.truncates else AGES}",
                     [name],
                 )
         else:
