@@ -41,6 +41,7 @@ def sender(**others: object) -> SenderMetrics:
     usual: dict[str, object] = {
         "groups": 4, "reward": 0.5, "accuracy": 0.5, "tokens": 5.0, "truncated": 0.1, "age": 0.0,
         "silent_groups": 1, "kl_k1": 0.0, "weight": spread(1.0), "entropy": 0.4,
+        "tau_before": 0.9,
     }  # fmt: skip
     return SenderMetrics(**(usual | others))  # type: ignore[arg-type]
 
@@ -327,6 +328,28 @@ def test_a_crew_with_a_constant_reward_says_so_across_a_stop(folder: Path) -> No
     constant = [found for found in warned(run) if found[2] == "constant reward"]
     assert constant == [(5, "full0", "constant reward"), (5, "full1", "constant reward")]
     assert [*warned(run)] == [*warned(whole)]
+
+
+def test_a_constant_reward_is_said_where_a_row_still_learns_from_it(folder: Path) -> None:
+    (folder / "ones_reward.py").write_text(ONES)
+    config = spread_crew(folder, task="ones_reward:ones", objective="auto", rounds=WINDOW)
+    for lines in LocalCrew.start(config, folder / "run").rounds():
+        assert all(one.num_scored for one in learner_lines(lines)), "own groups are rehearsed"
+    signs = [found.sign for found in signs_of(read_metrics(folder / "run"))]
+    (constant,) = [sign for sign in signs if sign.sign == "constant reward"]
+    assert "the model only repeats its own samples" in constant.words
+
+
+@pytest.mark.parametrize(
+    ("tau", "measure", "expected"),
+    [(None, "reward", ["constant reward"]), (0.9, "reward", []), (None, "accuracy", [])],
+)
+def test_equal_means_of_rewards_that_differ_are_no_constant_reward(
+    tau: float | None, measure: str, expected: list[str], config: CrewConfig
+) -> None:
+    mine, other = sender(tau_before=tau), sender(tau_before=None)
+    lines = [line(n, mine, other, measure=measure) for n in range(1, 10)]
+    assert [name for _, name, _ in said(config, lines)] == expected
 
 
 @pytest.mark.parametrize("name", ["attacked", "specialists"])

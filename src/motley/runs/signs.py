@@ -140,6 +140,7 @@ def _no_contrast(history: History) -> Iterator[Sign]:
         return
     silent = all(line.num_scored == 0 for line in history.steps)
     low, high = min(known), max(known)
+    is_one = history.measure == "reward" and high - low <= 1e-6 * max(1.0, abs(high))
     if history.measure == "accuracy" and high == 0:
         yield Sign(
             "all wrong",
@@ -154,12 +155,13 @@ def _no_contrast(history: History) -> Iterator[Sign]:
             f"every answer was right {history.rounds}, so that nothing is left to learn: stop "
             "here, or ask harder problems",
         )
-    elif silent and high - low <= 1e-6 * max(1.0, abs(high)):
+    elif is_one and (silent or not any(map(_has_contrast, history.steps))):
+        follows = "nothing can be learned" if silent else "the model only repeats its own samples"
         yield Sign(
             "constant reward",
-            f"every completion had the same reward, {high:.4g}, {history.rounds}, so that nothing "
-            "can be learned. The reward does not look at the completion, or never gives less or "
-            "more: look at some with motley rollouts, and at what motley check says of the task",
+            f"every completion had the same reward, {high:.4g}, {history.rounds}, so that "
+            f"{follows}. The reward does not look at the completion, or never gives less or more: "
+            "look at some with motley rollouts, and at what motley check says of the task",
         )
     elif silent:
         yield Sign(
@@ -168,6 +170,11 @@ def _no_contrast(history: History) -> Iterator[Sign]:
             "nothing can be learned. Ask problems that are solved sometimes; or raise group_size "
             "or temperature, so that answers differ",
         )
+
+
+def _has_contrast(line: LearnerLine) -> bool:
+    """Whether rewards differed in a group: only there they have an order."""
+    return any(s.number("tau_before") is not None for _, s in senders_of(line))
 
 
 def _truncated(history: History) -> Iterator[Sign]:
