@@ -158,6 +158,12 @@ def refusal(text: str) -> str:
             'follows = "a"',
             ["branch = 'drawn' is for peers that sample and learn", "remove branch"],
         ),
+        (
+            CREW.replace("size = 6", 'size = 3\nlayout = "horizontal"')
+            + '[teach]\nbranch = "drawn"'
+            + PEERS,
+            ["branch = 'drawn' makes groups of 1", "group_size=3", "at least 6", "remove branch"],
+        ),
         (CREW + "[teach]\nsuccess = inf" + PEERS, ["success=inf is no reward"]),
         (
             CREW + 'meet = 0.5\n[teach]\nrescue = 1.0\n[[peer]]\nname = "a"\nmodel = "tiny:1m"',
@@ -468,6 +474,15 @@ def test_who_joins_is_not_warned_of_what_is_the_crews() -> None:
     check_config(config, mine="a")
     with pytest.warns(UserWarning, match="Under ftis"):
         check_config(config, mine=checking.NOBODY)
+
+
+@pytest.mark.parametrize(("size", "teach"), [(6, 'branch = "drawn"'), (3, "rescue = 1.0")])
+def test_a_horizontal_crew_may_branch_from_two_rollouts_and_rescue_from_one(
+    size: int, teach: str
+) -> None:
+    crew = CREW.replace("size = 6", f'size = {size}\nlayout = "horizontal"')
+    config = parse_config(f"{crew}[teach]\n{teach}\n{PEERS}")
+    assert config.rollouts_per_group == size // 3
 
 
 def test_changing_a_crew_checks_it_again() -> None:

@@ -86,11 +86,8 @@ class CrewConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "[teach] needs problems that all peers answer; write meet = 0.25 under [crew], or "
                 'layout = "horizontal"'
             )
-        if self.num_branches and self.has_roles:
-            raise ValueError(
-                f"branch = {self.teach.branch!r} is for peers that sample and learn, and this crew "
-                "has learners and samplers; remove branch, or the roles"
-            )
+        if self.num_branches:
+            _check_branches(self)
         if len(self.authors) < 2:
             raise ValueError("[teach] needs somebody to learn from; add a [[peer]], or remove it")
 
@@ -274,6 +271,21 @@ def _check_sampling(sampling: Sampling) -> None:
         raise ValueError(
             "top_k=1 gives every rollout of a group the same tokens, so nothing can be learned; "
             "use 0 to keep every token, or at least 2"
+        )
+
+
+def _check_branches(config: CrewConfig) -> None:
+    branch, size = config.teach.branch, config.rollouts_per_group
+    if config.has_roles:
+        raise ValueError(
+            f"branch = {branch!r} is for peers that sample and learn, and this crew has learners "
+            "and samplers; remove branch, or the roles"
+        )
+    if size < 2:
+        raise ValueError(
+            f"branch = {branch!r} makes groups of {size} here, which have no spread of rewards to "
+            f"learn from: a horizontal crew shares group_size={config.crew.group_size} among its "
+            f"peers; use a group_size of at least {2 * config.authors_per_group}, or remove branch"
         )
 
 
