@@ -105,6 +105,14 @@ def test_a_step_may_consist_of_a_lesson_alone() -> None:
         assert (report.num_sequences, report.senders) == (1, {})
 
 
+@pytest.mark.parametrize("name", [name for name, row in OBJECTIVES.items() if row.skip_silent])
+def test_silent_groups_that_a_row_leaves_out_do_not_weaken_a_rescue(name: str) -> None:
+    mine, lesson = of("me", [0, 0, 0], 1), lesson_of(of("other", [1, 0], 2))
+    taught, report = stepped([mine], [lesson], name)
+    assert torch.allclose(taught, likelihood_step(lesson), rtol=1e-4, atol=1e-6)
+    assert (report.num_sequences, report.num_scored) == (4, 1)
+
+
 def test_withheld_tokens_of_a_rescue_are_not_pushed_up() -> None:
     mine, theirs = of("me", [0, 0, 0], 1), of("other", [1, 0], 2)
     lesson = lesson_of(theirs)

@@ -320,7 +320,7 @@ def test_sapo_swarm_counts_groups_whose_rewards_hardly_differ() -> None:
 def test_sapo_swarm_of_silent_groups_only_is_zero_not_nan() -> None:
     case = tiny([1.0, 1.0], lp=[[-1.0], [-2.0]], lq=[[-1.5], [-1.0]])
     got = run(objective("sapo_swarm"), case)
-    assert (got.loss, got.terms.num_sequences, got.terms.num_tokens) == (0.0, 1, 1)
+    assert (got.loss, got.terms.num_sequences, got.terms.num_tokens) == (0.0, 0, 0)
 
 
 def test_ftis_code_averages_survivors_within_each_pair_then_pairs() -> None:

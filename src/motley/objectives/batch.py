@@ -78,7 +78,7 @@ class Terms:
     # longest completion of the sequence's group, in tokens; without end tokens if the row has none
     group_longest_B: Tensor
     pair_B: Tensor  # int64, which two neighbours of a group and sender are a pair of the F-TIS code
-    num_sequences: int  # with skip_silent only those of speaking groups
+    num_sequences: int  # with skip_silent only those of speaking groups, so perhaps 0
     num_tokens: int  # the same
     num_penalised: int  # all sequences, but for lessons
     num_penalised_tokens: int

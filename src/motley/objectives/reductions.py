@@ -1,7 +1,8 @@
 """Reductions: from values per token to this micro-batch's share of one number.
 
 Every denominator is the whole batch's, so the shares of the micro-batches add up. Filtered
-sequences stay in the denominator, except in `PairSurvivors`, which says so.
+sequences stay in the denominator, except in `PairSurvivors`, which says so. One that counts nothing
+is 1: there is nothing to divide.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SequenceMean:
     """(1/B) sum_i (1/|a_i|) sum_t: every sequence counts the same."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _kept(batch.token_mean(value_BT), keep_B).sum() / batch.terms.num_sequences
+        return _kept(batch.token_mean(value_BT), keep_B).sum() / max(1, batch.terms.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class SequenceSum:
     """(1/B) sum_i sum_t: the log-prob of a sequence is the sum over its tokens."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / batch.terms.num_sequences
+        total_B = _masked(value_BT, batch).sum(1)
+        return _kept(total_B, keep_B).sum() / max(1, batch.terms.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class TokenMean:
     """sum / total tokens: every token counts the same."""
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
-        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / batch.terms.num_tokens
+        return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / max(1, batch.terms.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ConstantLength:
 
     def __call__(self, value_BT: Tensor, keep_B: Tensor, batch: LossBatch) -> Tensor:
         return _kept(_masked(value_BT, batch).sum(1), keep_B).sum() / (
-            batch.terms.num_sequences * batch.terms.max_length
+            max(1, batch.terms.num_sequences) * batch.terms.max_length
         )
 
 
