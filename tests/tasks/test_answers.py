@@ -88,6 +88,13 @@ def test_only_forms_that_must_be_asked_for_have_instructions() -> None:
         ("x^2+2x+1", "(x+1)^2"),
         ("2**3", "8"),
         ("x=5", "5"),
+        ("\\sin(\\frac{\\pi}{6})", "0.5"),
+        ("e^{2}", "7.38905609893065"),
+        ("\\sum_{n=1}^{3} \\frac{1}{n}", "\\frac{11}{6}"),
+        ("\\prod_{k=1}^{4} k", "24"),
+        ("\\int_0^1 x^{2.5} dx", "\\frac{2}{7}"),
+        ("\\sqrt[3]{27}", "3"),
+        ("2^{100}", "1267650600228229401496703205376"),
     ],
 )
 def test_equal_mathematics_is_equal(answer: str, gold: str) -> None:

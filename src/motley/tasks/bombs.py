@@ -62,12 +62,13 @@ def _bounded_power(power: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bounded_precision(work_out: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """`place`: of the argument that says how many bits."""
+    """`place`: of the argument `prec`, which says how many bits."""
 
     @functools.wraps(work_out)
     def bounded(*arguments: Any, **named: Any) -> Any:
-        if arguments[place] > MAX_PRECISION:
-            raise BombError(f"a number to {arguments[place]} bits")
+        bits = named["prec"] if "prec" in named else arguments[place]
+        if bits > MAX_PRECISION:
+            raise BombError(f"a number to {bits} bits")
         return work_out(*arguments, **named)
 
     return bounded
