@@ -8,7 +8,7 @@ from motley.distributed.participant import Station
 from motley.learning.waiting import Round
 from motley.peers.peer import Peer
 from motley.runs.lines import by_sender
-from motley.trust.steadiness import FOR_REWARDS
+from motley.trust.steadiness import UNLIKE
 
 LEAST_WITNESSES = 2  # whatever the quorum: no peer is believed alone in what the crew has done
 MOST_NAMED = 16  # of those who are waited for, in a sentence
@@ -78,7 +78,7 @@ class Patience:
         counts = by_sender(admission.refused)
         said = [f"{name}: {_counted(counts[name])}" for name in names if name in counts]
         last = [kept.detail for kept in admission.kept if kept.sender in names][-1:]
-        unlike = any(FOR_REWARDS & counts.get(name, {}).keys() for name in names)
+        unlike = any(UNLIKE & counts.get(name, {}).keys() for name in names)
         remedy = (
             "if rewards come out differently each time or on each machine, set "
             "crew.check_rewards = false and resume"

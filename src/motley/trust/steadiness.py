@@ -17,7 +17,8 @@ from motley.records import Group, Problem, Rollout
 
 REWARD_TOLERANCE = 1e-5  # relative above 1: rewards travel as float32
 # reasons for which a group is refused that is right but for its rewards
-FOR_REWARDS = frozenset({"reward", "unscorable", "undecided"})
+UNLIKE = frozenset({"reward", "unscorable"})  # which another machine, or another time, may explain
+FOR_REWARDS = UNLIKE | {"undecided"}
 
 Score = Callable[[Problem, Sequence[Rollout]], list[float]]
 
