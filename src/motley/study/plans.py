@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -340,11 +340,20 @@ def _check_claim(claim: Claim, crews: Sequence[CrewConfig]) -> None:
 
 
 def _may_have_ood(config: CrewConfig) -> bool:
-    """Whether there are problems out of distribution, or no saying without the task's files."""
+    """Whether there are problems out of distribution, or no saying without the task's files. Those
+    of a crew that names its own may be far away, and are not fetched for it.
+    """
+    if _names_ood(config.task):
+        return True
     try:
         return "ood" in load_task(config.crew.task, config.task, scores=False).splits
     except ValueError:
         return True
+
+
+def _names_ood(parameters: Mapping[str, object]) -> bool:
+    parts = [part for part in parameters.values() if isinstance(part, Mapping)]
+    return any(parameters.get(key) for key in ("ood", "ood_task")) or any(map(_names_ood, parts))
 
 
 def _kinds_of(config: CrewConfig) -> tuple[str, ...]:
