@@ -264,7 +264,7 @@ def _attend(
         tl.store(at_new + own_values, value, mask=real)
 
     # A softmax that begins with the new key alone, or in a later share with none, and takes in the
-    # others by blocks.
+    # others by blocks. Its exponentials are powers of two.
     sharpness = scaling * 1.4426950408889634
     first = tl.where(share == 0, 1.0, 0.0)
     highest = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * sharpness
@@ -297,7 +297,14 @@ def _attend(
         score = tl.where(
             seen[None, :], tl.dot(query, key_DK, input_precision="ieee") * sharpness, -1.0e30
         )
-        highest, weight, mixed = _take_in(score, value_KD, highest, weight, mixed)
+        higher = tl.maximum(highest, tl.max(score, 1))
+        chance = tl.exp2(score - higher[:, None])
+        faded = tl.exp2(highest - higher)
+        weight = weight * faded + tl.sum(chance, 1)
+        mixed = mixed * faded[:, None] + tl.dot(
+            chance.to(value_KD.dtype), value_KD, input_precision="ieee"
+        )
+        highest = higher
 
     at_out = out + at_head[:, None] * SIZE + place[None, :]
     if not SHARED:
@@ -358,19 +365,6 @@ def _new_token(
     kind = line.dtype.element_ty
     query = (query * cos[None, :] + query_swapped * sin[None, :]).to(kind)
     return query, (key * cos + key_swapped * sin).to(kind), value
-
-
-@triton.jit
-def _take_in(score, value_KD, highest, weight, mixed):
-    """A softmax so far, with these scores and values too. Its exponentials are powers of two."""
-    higher = tl.maximum(highest, tl.max(score, 1))
-    chance = tl.exp2(score - higher[:, None])
-    faded = tl.exp2(highest - higher)
-    weight = weight * faded + tl.sum(chance, 1)
-    mixed = mixed * faded[:, None] + tl.dot(
-        chance.to(value_KD.dtype), value_KD, input_precision="ieee"
-    )
-    return higher, weight, mixed
 
 
 @triton.jit(do_not_specialize=["shares"])
