@@ -73,11 +73,7 @@ def _against(opponent: str, by_arm: Mapping[str, Mapping[str, Against]]) -> list
             opponent=opponent,
             over=over,
             by_crew=means[over.compared.first],
-            without=[
-                crew
-                for crew in by_arm[over.compared.first]
-                if crew not in means[over.compared.first]
-            ],
+            without=[c for c in by_arm[over.compared.first] if c not in means[over.compared.first]],
             below=[crew for crew, a in by_arm[over.compared.first].items() if a.is_below],
             above=[crew for crew, a in by_arm[over.compared.first].items() if a.is_above],
         )

@@ -4,7 +4,7 @@ Knows no task; what it calls is named by others.
 
 A call has a budget of work, counted in function calls of Python: the same on every machine, and so
 every peer of a crew comes to the same verdict. The limits of processor time and memory are a wall
-far behind the budget, for what computes long within one call. Where the wall is hit, how fast the
+behind the budget, for what computes long within one call. Where the wall is hit, how fast the
 machine is has decided: then nobody knows.
 
 | process | answers | with |
